@@ -1,0 +1,222 @@
+"""One run, fully described.
+
+An `Experiment` holds every choice that influences a result. It is typed, validated, immutable, and goes to and
+from YAML, so that the `config.yaml` in a run directory is enough to run it again. On the command line its fields
+are keys, dotted for the parts: `method=fedu2 clients=10 fur.weight=0.1`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedu2 import parsing
+
+__all__ = [
+    "BYOLOptions",
+    "DataOptions",
+    "EUAOptions",
+    "EvaluationOptions",
+    "Experiment",
+    "FUROptions",
+    "HeadOptions",
+    "OptimizerOptions",
+    "PartitionOptions",
+    "SimCLROptions",
+    "ViewOptions",
+]
+
+
+class Options(BaseModel):
+    """A group of keys: closed (no unknown names) and immutable."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class DataOptions(Options):
+    """Where images come from."""
+
+    root: str | None = Field(None, description="directory that holds the data set; default: the cache")
+    download: bool = Field(True, description="fetch a missing archive when the network allows")
+    layout: Literal["auto", "clients", "images"] = Field(
+        "auto", description="dataset=folder: one sub-folder per client, or one folder that is partitioned"
+    )
+    holdout: float = Field(0.1, ge=0, lt=1, description="dataset=folder: share of images kept for evaluation")
+    image_size: int = Field(32, ge=8, le=512, description="side of the square images that the encoder sees")
+
+
+class PartitionOptions(Options):
+    """How training images are dealt out to clients; see also the top-level keys partition and alpha."""
+
+    min_size: int = Field(8, ge=1, description="dirichlet, quantity: fewest images of a client")
+    classes_per_client: int = Field(2, ge=1, description="partition=classes: classes that a client holds")
+    file: str | None = Field(None, description="partition=file: JSON file with one list of indices per client")
+
+
+class ViewOptions(Options):
+    """Random views; a field left at None takes the value of the recipe."""
+
+    recipe: Literal["auto", "simclr", "byol", "simsiam", "weak", "none"] = Field(
+        "auto", description="named set of augmentations; auto: that of the objective"
+    )
+    crop_scale: tuple[float, float] | None = None
+    flip: float | None = Field(None, ge=0, le=1)
+    jitter: float | None = Field(None, ge=0, le=1, description="probability of colour jitter")
+    brightness: float | None = Field(None, ge=0)
+    contrast: float | None = Field(None, ge=0)
+    saturation: float | None = Field(None, ge=0)
+    hue: float | None = Field(None, ge=0, le=0.5)
+    grayscale: float | None = Field(None, ge=0, le=1)
+    blur: float | None = Field(None, ge=0, le=1, description="probability of Gaussian blur")
+    solarize: float | None = Field(None, ge=0, le=1, description="probability of solarisation of the second view")
+
+
+class HeadOptions(Options):
+    """Projector and predictor: two-layer MLPs with batch norm and ReLU between (512→2048→512 for ResNet-18)."""
+
+    hidden: int | None = Field(None, ge=1, description="default: four times the encoder's features")
+    out: int | None = Field(None, ge=1, description="dimension d of the projections; default: the encoder's features")
+
+
+class SimCLROptions(Options):
+    """NT-Xent."""
+
+    temperature: float = Field(0.5, gt=0)
+
+
+class BYOLOptions(Options):
+    """The target network θ' ← m θ' + (1 − m) θ, moved after every step."""
+
+    momentum: float = Field(0.99, ge=0, le=1)
+    momentum_schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="cosine: m rises to 1 over the rounds, as in the BYOL paper"
+    )
+    target: Literal["auto", "shared", "local"] = Field(
+        "auto",
+        description="shared: travels and is aggregated; local: stays at the client; auto: as the method asks",
+    )
+
+
+class OptimizerOptions(Options):
+    """The clients' local optimizer; its state starts afresh in every round."""
+
+    name: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: float = Field(0.032, gt=0)
+    momentum: float = Field(0.9, ge=0, lt=1, description="sgd only")
+    weight_decay: float = Field(1e-4, ge=0)
+    betas: tuple[float, float] = Field((0.9, 0.999), description="adam and adamw only")
+    schedule: Literal["constant", "cosine"] = Field("constant", description="of the learning rate over rounds")
+
+
+class FUROptions(Options):
+    """Flexible uniform regulariser: unbalanced transport toward random points on the sphere."""
+
+    weight: float = Field(0.1, ge=0, description="λ_U; 0 switches FUR off")
+    form: Literal["cosine", "literal"] = Field(
+        "cosine",
+        description="cosine: unit masses, cost 1 − ⟨z, s⟩, moves mass; literal: as printed, moves none",
+    )
+    solver: Literal["sinkhorn", "fast", "exact"] = "sinkhorn"
+    output: Literal["projector", "encoder"] = Field("projector", description="the output that FUR acts on")
+    tau_a: float = Field(0.8, gt=0, description="τ_a, penalty on the marginal of the batch")
+    tau_b: float = Field(0.8, gt=0, description="τ_b, penalty on the marginal of the reference points")
+    references: int | None = Field(None, ge=1, description="M, number of reference points; default: the batch size")
+
+
+class EUAOptions(Options):
+    """Efficient unified aggregator: min-norm combination of the clients' update directions."""
+
+    step: Literal["convex", "fedavg_norm", "literal", "unit"] = Field(
+        "convex", description="how long the server's step is along the unified direction"
+    )
+    server_lr: float = Field(1.0, gt=0, description="factor η on that step")
+    phi: float = Field(0.1, gt=0, description="φ of the paper; step=literal only")
+    guard: float | None = Field(
+        3.0, ge=1, description="a client's weight is at most guard times its data share; null switches it off"
+    )
+    buffers: Literal["same", "size"] = Field(
+        "size", description="batch-norm buffers: the same weights as the parameters, or by data size"
+    )
+
+
+class EvaluationOptions(Options):
+    """What is measured while training. Labels are used here and by class-wise partitions, nowhere else."""
+
+    every: int = Field(1, ge=0, description="evaluate every n rounds; 0: after the last round only")
+    k: int = Field(200, ge=1, description="neighbours in kNN")
+    temperature: float = Field(0.1, gt=0, description="of the kNN vote")
+    batch_size: int = Field(512, ge=1)
+
+
+class Experiment(Options):
+    """Every choice that influences a result. The defaults are the demonstration on the embedded sample."""
+
+    method: str = "fedu2"
+    objective: str | None = Field(None, description="ℓ_a: simclr, simsiam or byol; default: that of the method")
+    aggregator: str | None = Field(None, description="fedavg or eua; default: that of the method")
+
+    dataset: str = "sample"
+    clients: int = Field(5, ge=1, description="K")
+    partition: Literal["dirichlet", "iid", "classes", "quantity", "file", "folders"] = "dirichlet"
+    alpha: float = Field(0.1, gt=0, description="concentration of the Dirichlet and quantity-skew partitions")
+
+    encoder: str = "tiny"
+    width: int | None = Field(None, ge=1, description="channels of the first stage; default: that of the encoder")
+
+    rounds: int = Field(8, ge=1)
+    participation: float = Field(1.0, gt=0, le=1, description="share of clients drawn in each round")
+    local_epochs: int = Field(2, ge=1, description="E")
+    local_steps: int | Literal["epochs", "equal"] = Field(
+        "epochs",
+        description="epochs: E passes; equal: small clients make more passes, so that all do about as many "
+        "steps; a number: exactly so many steps",
+    )
+    max_local_epochs: int = Field(10, ge=1, description="local_steps=equal: most passes of a small client")
+    batch_size: int = Field(128, ge=2, description="B")
+    last_batch: Literal["drop", "keep", "fill"] = Field(
+        "drop", description="a partial last batch of an epoch: left out, trained as it is, or filled up"
+    )
+    client_weights: Literal["size", "uniform"] = Field("size", description="FedAvg weights: n_k/n or 1/K")
+
+    seed: int = Field(0, ge=0)
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
+    precision: Literal["float32", "bfloat16"] = Field("float32", description="of forward passes (autocast)")
+    checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
+
+    data: DataOptions = DataOptions()
+    split: PartitionOptions = PartitionOptions()
+    views: ViewOptions = ViewOptions()
+    heads: HeadOptions = HeadOptions()
+    simclr: SimCLROptions = SimCLROptions()
+    byol: BYOLOptions = BYOLOptions()
+    optimizer: OptimizerOptions = OptimizerOptions()
+    fur: FUROptions = FUROptions()
+    eua: EUAOptions = EUAOptions()
+    evaluation: EvaluationOptions = EvaluationOptions()
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], assignments: Sequence[str] = ()) -> Experiment:
+        """An experiment from nested `values`, with `key=value` assignments (YAML scalars) laid over them."""
+        return parsing.parse(cls, values, assignments)
+
+    @classmethod
+    def load(cls, path: str | Path, assignments: Sequence[str] = ()) -> Experiment:
+        """An experiment from a YAML file."""
+        return cls.parse(parsing.read_yaml(Path(path)), assignments)
+
+    def to_yaml(self) -> str:
+        """The complete experiment as YAML; `load` reads it back to an equal one."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+    def with_(self, **values: Any) -> Experiment:
+        """A copy with some fields replaced; dotted keys are written with two underscores: `fur__weight=0`."""
+        dotted = {key.replace("__", "."): value for key, value in values.items()}
+        return Experiment.parse({**self.flat(), **dotted})
+
+    def flat(self) -> dict[str, Any]:
+        """All keys and values, dotted."""
+        return dict(parsing.leaves(self.model_dump(mode="json")))

@@ -1,0 +1,144 @@
+"""From text to a validated model, and from pydantic's findings to one sentence in the user's words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from fedu2.errors import UsageError, did_you_mean
+
+__all__ = ["keys", "leaves", "parse", "read_yaml"]
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def parse(model: type[Model], values: Mapping[str, Any], assignments: Sequence[str] = ()) -> Model:
+    """A `model` from nested or dotted `values`, with `key=value` assignments (YAML scalars) laid over them."""
+    tree = _nested(values)
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals:
+            raise UsageError(f"{assignment!r} is not of the form key=value")
+        _assign(tree, key.strip(), _scalar(key, text))
+    try:
+        return model.model_validate(tree)
+    except ValidationError as error:
+        raise UsageError(_explain(model, error)) from None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The keys and values in a YAML file."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the configuration {str(path)!r}: {error}") from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        problem = " ".join(str(error).split())
+        raise UsageError(f"the configuration {str(path)!r} is not valid YAML: {problem}") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise UsageError(f"the configuration {str(path)!r} must hold keys and values")
+    return values
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of a nested mapping."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def keys(options: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """All keys that can be set, dotted."""
+    for name, field in options.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from keys(field.annotation, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A deep copy in which dotted keys have become nested ones."""
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        _assign(tree, str(key), _nested(value) if isinstance(value, Mapping) else value)
+    return tree
+
+
+def _assign(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key; a mapping is laid over what is there instead of replacing it."""
+    *groups, name = key.split(".")
+    for group in groups:
+        tree = tree.setdefault(group, {})
+        if not isinstance(tree, dict):
+            raise UsageError(f"{key!r} cannot be set: {group!r} is a value, not a group of keys")
+    if isinstance(value, dict) and isinstance(tree.get(name), dict):
+        for inner, inner_value in value.items():
+            _assign(tree[name], inner, inner_value)
+    else:
+        tree[name] = value
+
+
+def _scalar(key: str, text: str) -> Any:
+    try:
+        value = yaml.safe_load(text) if text.strip() else None
+    except yaml.YAMLError:
+        raise UsageError(f"the value of {key}={text!r} cannot be read") from None
+    if isinstance(value, str):  # YAML 1.1 reads 1e-3 as a string; people mean the number
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _explain(model: type[BaseModel], error: ValidationError) -> str:
+    """The first problem that pydantic found, as one sentence in our words."""
+    problems = error.errors()
+    problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
+    path = [str(part) for part in problem["loc"]]
+    if problem["type"] == "extra_forbidden":
+        key = ".".join(path)
+        return f"unknown key {key!r}{did_you_mean(key, keys(model)) or '; `fedu2 train --keys` lists all keys'}"
+    key = ".".join(path[: _depth(model, path)])
+    allowed = _choices(model, key)
+    if allowed:
+        near = did_you_mean(str(problem["input"]), allowed)
+        return f"{key}={_shown(problem['input'])} is not allowed: choose from {', '.join(allowed)}{near}"
+    message = problem["msg"][0].lower() + problem["msg"][1:]
+    return f"{key}={_shown(problem['input'])} is not allowed: {message}"
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else yaml.safe_dump(value).splitlines()[0]
+
+
+def _depth(model: type[BaseModel], path: Sequence[str]) -> int:
+    """How many leading parts of an error's location are keys (the rest names the branch of a union)."""
+    known = set(keys(model))
+    return next((n for n in range(len(path), 0, -1) if ".".join(path[:n]) in known), len(path))
+
+
+def _choices(model: type[BaseModel], key: str) -> list[str]:
+    """The words that a key allows, if it allows only (or also) words."""
+    options = model
+    *groups, name = key.split(".")
+    for group in groups:
+        annotation = options.model_fields[group].annotation if group in options.model_fields else None
+        if not isinstance(annotation, type) or not issubclass(annotation, BaseModel):
+            return []
+        options = annotation
+    if name not in options.model_fields:
+        return []
+    annotation = options.model_fields[name].annotation
+    literals = [annotation, *get_args(annotation)]
+    words = [word for literal in literals for word in get_args(literal) if isinstance(word, str)]
+    extra = [arg.__name__ for arg in get_args(annotation) if arg in (int, float)]
+    return words + ([f"a number ({extra[0]})"] if words and extra else [])
