@@ -1,0 +1,42 @@
+"""SimCLR: Chen et al., A Simple Framework for Contrastive Learning of Visual Representations, ICML 2020."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedu2.experiment import Experiment
+from fedu2.objectives.base import Objective, Outcome, objectives
+from fedu2.objectives.heads import projector
+
+__all__ = ["SimCLR", "nt_xent"]
+
+
+def nt_xent(z1: Tensor, z2: Tensor, temperature: float) -> Tensor:
+    """Normalised temperature-scaled cross entropy over the 2N views of a batch, for z1, z2 of shape (N, d).
+
+    ℓ(i, j) = −log exp(s_ij/τ) / Σ_{k ≠ i} exp(s_ik/τ),  s = cosine similarity, j the other view of i; the mean over i.
+    """
+    z = F.normalize(torch.cat([z1, z2]).float(), dim=1)  # (2N, d)
+    similarity = z @ z.T / temperature  # (2N, 2N)
+    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    similarity = similarity.masked_fill(itself, float("-inf"))
+    partner = torch.arange(len(z), device=z.device).roll(len(z1))
+    return F.cross_entropy(similarity, partner)
+
+
+@objectives.register("simclr")
+class SimCLR(Objective):
+    """ℓ_a = NT-Xent of the projections."""
+
+    def __init__(self, encoder: nn.Module, experiment: Experiment) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.projector = projector(encoder, experiment.heads)
+        self.temperature = experiment.simclr.temperature
+
+    def forward(self, view1: Tensor, view2: Tensor) -> Outcome:
+        h1, h2 = self.encoder(view1), self.encoder(view2)  # (N, D)
+        z1, z2 = self.projector(h1), self.projector(h2)  # (N, d)
+        return Outcome(nt_xent(z1, z2, self.temperature), (h1, h2), (z1, z2))
