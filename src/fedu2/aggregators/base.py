@@ -1,0 +1,82 @@
+"""What an aggregator is: a function from the clients' parameters to new global parameters.
+
+The clients' models arrive as the rows of one matrix (K, P), P in the millions. It is the largest thing on the
+server, so an aggregator may overwrite it, and the helpers here pass over it in blocks of columns: sums are taken in
+float64 (on CUDA, too, where TF32 would lose digits), yet never more than one block is held in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedu2.errors import TrainingError
+from fedu2.experiment import Experiment
+from fedu2.registry import Registry
+
+__all__ = ["Aggregate", "Aggregator", "Updates", "aggregators", "gram", "require_finite", "weighted_sum"]
+
+_BLOCK = 1 << 20  # numbers held in float64 at a time: 8 MiB
+
+
+@dataclass(frozen=True, eq=False)
+class Updates:
+    """What an aggregator sees."""
+
+    start: Tensor  # (P,) θ_g, the global parameters that were sent out
+    clients: Tensor  # (K, P) θ_k, the clients' parameters; the aggregator may overwrite them
+    shares: Tensor  # (K,) float64 on the CPU: the clients' shares of the data, Σ = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Aggregate:
+    """What an aggregator returns: θ_g + Σ_k weights_k (θ_k − θ_g), and how it came about."""
+
+    params: Tensor  # (P,) the new global parameters
+    weights: Tensor  # (K,) float64 on the CPU: coefficients of the clients' updates; Σ = 1 if convex
+    buffer_weights: Tensor  # (K,) float64 on the CPU, Σ = 1: for averaging batch-norm buffers
+    metrics: dict[str, Any]  # plain numbers and lists, for the log
+
+
+Aggregator = Callable[[Updates], Aggregate]
+
+aggregators: Registry[Callable[[Experiment], Aggregator]] = Registry("aggregator")
+
+
+def gram(rows: Tensor) -> Tensor:
+    """All inner products ⟨row_i, row_j⟩ of a matrix (K, P): (K, K), float64, on the CPU."""
+    products = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
+    for block in _column_blocks(len(rows), rows.shape[1]):
+        columns = rows[:, block].double()
+        products.addmm_(columns, columns.T)
+    return ((products + products.T) / 2).cpu()
+
+
+def weighted_sum(weights: Tensor, rows: Tensor, offset: Tensor | None = None) -> Tensor:
+    """Σ_k weights_k row_k (+ offset) of a matrix (K, P): (P,), in the type of the rows, rounded only once."""
+    factors = weights.to(rows.device, torch.float64)
+    result = rows.new_empty(rows.shape[1])
+    for block in _column_blocks(len(rows), rows.shape[1]):
+        total = factors @ rows[:, block].double()
+        result[block] = total if offset is None else total + offset[block]
+    return result
+
+
+def require_finite(clients: Tensor) -> None:
+    """Name the first client whose row of (K, P) has a value that is not finite."""
+    for position, row in enumerate(clients):
+        # The extremes carry every NaN and infinity, and need no temporary of the size of the model.
+        if not bool(torch.stack(torch.aminmax(row)).isfinite().all()):
+            raise TrainingError(
+                f"the update of client number {position} (counted from 0) is not finite: lower optimizer.lr"
+                " or leave this client out"
+            )
+
+
+def _column_blocks(rows: int, columns: int) -> Iterator[slice]:
+    width = max(1, _BLOCK // max(1, rows))
+    return (slice(begin, begin + width) for begin in range(0, columns, width))

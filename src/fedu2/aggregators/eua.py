@@ -1,0 +1,156 @@
+"""EUA, the efficient unified aggregator of FedU² (CVPR 2024): a step on which all clients agree.
+
+With the updates Δ_k = θ_k − θ_g, the deviations u_k = ‖θ_g − θ_k‖² and g_k = ∇log u_k = −2Δ_k/‖Δ_k‖², a step −d lowers
+log u_k at the rate ⟨g_k, d⟩. The worst of these rates is largest along d = Σ p_k g_k, where p solves
+
+    min_{p ∈ simplex} ‖Σ_k p_k g_k‖²,
+
+and there they are equal for all clients with p_k > 0, and not smaller for the others (Theorem 1). A combination of the
+g_k is one of the Δ_k: every form of EUA is a *direction* Σ w_kΔ_k, w convex with w_k ∝ p_k/‖Δ_k‖², and a *length*:
+
+    convex       η · ‖Σ w_kΔ_k‖         the step is the convex combination itself, whatever the updates' scale
+    fedavg_norm  η · ‖Σ share_kΔ_k‖     as long as FedAvg's step
+    literal      η · ‖Σ p_k g_k‖ / φ    as printed, η_g = 1; since ‖g_k‖ = 2/‖Δ_k‖, η must fit the updates' scale
+    unit         η · ‖Σ p_k v_k‖        as in the authors' code: v_k = 2Δ_k/‖Δ_k‖ replaces g_k, so w_k ∝ p_k/‖Δ_k‖;
+                                        their η is 8, while `server_lr` is 1 unless set
+
+**The guard.** The smaller an update, the larger its g_k, and what EUA makes of it hangs on a hair. Take K − 1 clients
+with updates of one norm and mutual cosine ρ, whose mean has the squared norm κ = (1 + (K − 2)ρ)/(K − 1) relative to one
+of them, and one client with an update r times as long that has the cosine c to each of theirs. It gets the weight
+
+    w = (κ − c/r) / (κ − c/r + 1 − cr),   or 0 if c ≥ κr.
+
+An orthogonal update gets κ/(1 + κ) = (1 + (K − 2)ρ)/(K + (K − 2)ρ), from 1/K to 1/2, however small it is (in the unit
+form κ/(κ + r), which tends to 1). A tiny update *against* the others gets nearly all the weight and so vetoes the
+step: an attack surface. And on CIFAR-10 split over ten clients, the one with 17 of 50,000 images got the largest
+weight in every form, 0.25 to 0.99.
+
+Hence w_k is at most `guard` times the client's share of the data, and the excess goes to the others in proportion to
+their own w. guard = 1 is FedAvg's direction (with `convex`, FedAvg itself), None is EUA as published. The guard turns
+the direction; literal and unit keep the length that they have without it, so redistribution cannot inflate it, but
+a veto still shortens their steps: convex and fedavg_norm are the forms that the guard protects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedu2.aggregators.base import (
+    Aggregate,
+    Aggregator,
+    Updates,
+    aggregators,
+    gram,
+    require_finite,
+    weighted_sum,
+)
+from fedu2.aggregators.min_norm import min_norm_weights
+from fedu2.experiment import EUAOptions, Experiment
+
+__all__ = ["Unified", "eua", "guarded", "unify"]
+
+# An update shorter than this share of the longest counts as none: its client agrees with θ_g already.
+_NEGLIGIBLE = 1e-12
+# ‖Σ w_kΔ_k‖² below this share of (Σ w_k‖Δ_k‖)² is rounding: the updates cancel and there is no direction.
+_CANCELLED = 1e-14
+
+
+@dataclass(frozen=True, eq=False)
+class Unified:
+    """The step Σ_k scale · weights_k Δ_k, found from the inner products of the updates alone."""
+
+    weights: Tensor  # (K,) w after the guard, Σ = 1
+    min_norm: Tensor  # (K,) p, the solution of the min-norm problem; 0 for clients without an update
+    scale: float  # 1 for a convex combination
+    rates: Tensor  # (K,) ⟨g_k, d⟩ for the step taken, −d: the first-order relative fall of u_k; 0 without update
+    residual: float  # of the min-norm problem, see `kkt_residual`
+
+
+def eua(options: EUAOptions) -> Aggregator:
+    """EUA with these options. It overwrites `clients` with Δ; beyond that it holds the result and small blocks."""
+
+    def aggregate(updates: Updates) -> Aggregate:
+        require_finite(updates.clients)
+        deltas = updates.clients.sub_(updates.start)
+        products = gram(deltas)
+        step = unify(products, updates.shares, options)
+        weights = step.scale * step.weights
+        metrics = {
+            "weights": step.weights.tolist(),
+            "min_norm": step.min_norm.tolist(),
+            "rates": step.rates.tolist(),
+            "norms": products.diagonal().sqrt().tolist(),
+            "scale": step.scale,
+            "residual": step.residual,
+        }
+        buffer_weights = step.weights if options.buffers == "same" else updates.shares
+        return Aggregate(weighted_sum(weights, deltas, updates.start), weights, buffer_weights, metrics)
+
+    return aggregate
+
+
+@aggregators.register("eua")
+def build(experiment: Experiment) -> Aggregator:
+    """EUA with the options of the experiment's `eua` group."""
+    return eua(experiment.eua)
+
+
+def unify(products: Tensor, shares: Tensor, options: EUAOptions) -> Unified:
+    """EUA's step from products[i, j] = ⟨Δ_i, Δ_j⟩, (K, K), and the clients' shares, (K,), both float64 on the CPU."""
+    norms = products.diagonal().sqrt()
+    moved = norms > _NEGLIGIBLE * norms.max()
+    min_norm = torch.zeros_like(shares)
+    if not bool(moved.any()):
+        return Unified(shares, min_norm, 1.0, torch.zeros_like(shares), 0.0)
+
+    # g_k = factor_k Δ_k; the sign of g_k drops out of the Gram matrix and is put back in the step.
+    factor = 2 / norms[moved] if options.step == "unit" else 2 / norms[moved] ** 2
+    solution = min_norm_weights(products[moved][:, moved] * factor[:, None] * factor)
+    min_norm[moved] = solution.weights
+    weights = torch.zeros_like(shares)
+    weights[moved] = solution.weights * factor
+    weights = guarded(weights / weights.sum(), shares, options.guard)
+
+    lengths = {
+        "fedavg_norm": _norm(products, shares),
+        "literal": max(solution.value, 0.0) ** 0.5 / options.phi,
+        "unit": max(solution.value, 0.0) ** 0.5,
+    }
+    scale = options.server_lr
+    if options.step in lengths:
+        length = _norm(products, weights)
+        scale = scale * lengths[options.step] / length if length > 0 else 0.0
+    rates = torch.where(moved, 2 * scale * (products @ weights) / norms**2, 0.0)
+    return Unified(weights, min_norm, scale, rates, solution.residual)
+
+
+def guarded(weights: Tensor, shares: Tensor, guard: float | None) -> Tensor:
+    """Cap convex weights (K,) at guard · share; the excess goes to the others in proportion to their weights.
+
+    Where those are all at their caps, the rest goes to clients of weight 0 in proportion to their shares, which keeps
+    to the caps because these sum to guard ≥ 1.
+    """
+    if guard is None:
+        return weights
+    caps = guard * shares
+    free, capped = weights > 0, torch.zeros_like(weights, dtype=torch.bool)
+    while bool(free.any()):
+        left = (1 - caps[capped].sum()).clamp_min(0)
+        raised = weights * (left / weights[free].sum())
+        over = free & (raised > caps)
+        if not bool(over.any()):
+            return torch.where(capped, caps, torch.where(free, raised, 0.0))
+        free, capped = free & ~over, capped | over
+    rest = torch.where(capped, 0.0, shares)
+    left = (1 - caps[capped].sum()).clamp_min(0)
+    return torch.where(capped, caps, rest * left / rest.sum().clamp_min(torch.finfo(rest.dtype).tiny))
+
+
+def _norm(products: Tensor, weights: Tensor) -> float:
+    """‖Σ_k weights_kΔ_k‖, or 0 where the updates cancel up to rounding."""
+    squared = float(weights @ products @ weights)
+    uncancelled = float(weights @ products.diagonal().sqrt()) ** 2
+    return squared**0.5 if squared > _CANCELLED * uncancelled else 0.0
