@@ -1,0 +1,113 @@
+"""The command line: parses, calls the library, prints."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedu2._version import __version__
+from fedu2.errors import FedU2Error
+
+__all__ = ["main"]
+
+app = typer.Typer(
+    name="fedu2",
+    help="Federated unsupervised representation learning: unlabeled images at many sites, one encoder.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+Assignments = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings, such as method=fedu2 clients=10")
+]
+
+
+@app.command()
+def train(
+    settings: Assignments = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file to start from")] = None,
+    out: Annotated[Path | None, typer.Option(help="run directory; default: a new one under runs/")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with an interrupted run")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="also train with plain FedAvg, at equal cost")] = False,
+    keys: Annotated[bool, typer.Option("--keys", help="list all keys with their defaults, and stop")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,
+) -> None:
+    """Train one encoder over many clients; without arguments FedU²-BYOL on the embedded sample."""
+    from fedu2.commands import list_keys, run_training
+
+    console = Console()
+    if keys:
+        list_keys(console)
+    else:
+        run_training(console, settings or [], config, out, resume, compare)
+
+
+@app.command()
+def methods(debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False) -> None:
+    """List the methods, with their objectives and references."""
+    from fedu2.methods import methods as known
+
+    table = Table("method", "what it does", "objectives", "aggregator", "BYOL target", "reference")
+    for name in known:
+        card = known[name]
+        target = card.target if "byol" in card.objectives else "–"
+        table.add_row(name, card.summary, ", ".join(card.objectives), card.aggregator, target, card.reference)
+    Console().print(table)
+
+
+@app.command()
+def datasets(debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False) -> None:
+    """List the data sets, and where they are looked for."""
+    from fedu2.commands import list_datasets
+
+    list_datasets(Console())
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="show the version, and stop")] = False) -> None:
+    if version:
+        typer.echo(f"fedu2 {__version__}")
+        raise typer.Exit
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; 0 for success, 1 for failure, 2 for wrong usage, 130 when interrupted."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    logging.basicConfig(format="fedu2: %(message)s", level=logging.INFO)
+    for name in ("tensorboard", "matplotlib", "PIL"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    try:
+        code = app(args=arguments, prog_name="fedu2", standalone_mode=False)
+    except FedU2Error as error:
+        return _fail(error, str(error), error.exit_code, "--debug" in arguments)
+    except click.ClickException as error:
+        return _fail(error, f"{error.format_message()} (see fedu2 --help)", 2, "--debug" in arguments)
+    except (KeyboardInterrupt, click.Abort) as error:
+        return _fail(error, "interrupted; continue with `fedu2 train --resume`", 130, False)
+    except MemoryError as error:
+        return _fail(error, "out of memory: try a smaller batch_size or encoder", 1, "--debug" in arguments)
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        return _fail(error, f"{error.strerror or error}{where}", 1, "--debug" in arguments)
+    return int(code or 0)
+
+
+def _fail(error: BaseException, sentence: str, code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exception(error)
+    print(f"fedu2: {sentence}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

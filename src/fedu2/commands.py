@@ -1,0 +1,98 @@
+"""What the commands do, apart from parsing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from rich.console import Console
+from rich.table import Table
+
+from fedu2.console import Progress, result_table
+from fedu2.data import cache_directory
+from fedu2.data import datasets as known_datasets
+from fedu2.experiment import Experiment
+from fedu2.methods import resolve
+from fedu2.run import Run, train
+from fedu2.rundir import RunDirectory
+
+__all__ = ["list_datasets", "list_keys", "run_training"]
+
+
+def run_training(
+    console: Console, settings: Sequence[str], config: Path | None, out: Path | None, resume: bool, compare: bool
+) -> None:
+    """`fedu2 train`."""
+    if resume and out is None:
+        out = RunDirectory.newest()
+    experiment = _experiment(settings, config, out if resume else None)
+    out = out or RunDirectory.new_name(experiment)
+    compared = _fedavg(console, experiment, out, resume) if compare else None
+    run = train(experiment, out, resume=resume, callbacks=[Progress(console, _title(experiment))])
+    console.print()
+    console.print(result_table(_title(experiment), run.summary, compared.summary if compared else None, run.path))
+    _next_steps(console, run, compare)
+
+
+def _experiment(settings: Sequence[str], config: Path | None, resumed: Path | None) -> Experiment:
+    """From a file, or from the run that goes on, or from the defaults; settings are laid over it."""
+    if config is None and resumed is not None and (resumed / "config.yaml").exists():
+        config = resumed / "config.yaml"
+    return resolve(Experiment.load(config, settings) if config else Experiment.parse({}, settings))
+
+
+def _fedavg(console: Console, experiment: Experiment, out: Path, resume: bool) -> Run:
+    """The same training without FUR and EUA, written beside the run."""
+    plain = experiment.with_(aggregator="fedavg", fur__weight=0.0)
+    beside = out.with_name(out.name + "-fedavg")
+    go_on = resume and (beside / "config.yaml").exists()
+    return train(plain, beside, resume=go_on, callbacks=[Progress(console, "FedAvg, for comparison")])
+
+
+def _title(experiment: Experiment) -> str:
+    names = {"fedu2": "FedU²", "byol": "BYOL", "simclr": "SimCLR", "simsiam": "SimSiam"}
+    method = names.get(experiment.method, experiment.method)
+    return f"{method} with {names.get(str(experiment.objective), str(experiment.objective))}"
+
+
+def _next_steps(console: Console, run: Run, compared: bool) -> None:
+    more = 2 * run.experiment.rounds
+    console.print("What to type next:")
+    if not compared:
+        console.print("  fedu2 train --compare                                   against plain FedAvg, at equal cost")
+    console.print(f"  fedu2 train --resume --out {run.path} rounds={more}", highlight=False)
+    console.print(f"  tensorboard --logdir {run.path.parent}", highlight=False)
+    console.print(f"  python -c \"import fedu2; print(fedu2.Run('{run.path}').encoder())\"", highlight=False)
+
+
+def list_keys(console: Console) -> None:
+    """`fedu2 train --keys`."""
+    table = Table("key", "default", "meaning")
+    for key, default, meaning in _keys(Experiment, ""):
+        table.add_row(key, default, meaning)
+    console.print(table)
+
+
+def _keys(options: type[BaseModel], prefix: str) -> list[tuple[str, str, str]]:
+    rows: list[tuple[str, str, str]] = []
+    for name, field in options.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            rows += _keys(field.annotation, f"{prefix}{name}.")
+        else:
+            rows.append((prefix + name, _shown(field.default), field.description or ""))
+    return rows
+
+
+def _shown(default: Any) -> str:
+    return "–" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def list_datasets(console: Console) -> None:
+    """`fedu2 datasets`."""
+    table = Table("data set", "what it is")
+    for name in known_datasets:
+        table.add_row(name, (known_datasets[name].__doc__ or "").strip().splitlines()[0])
+    console.print(table)
+    console.print(f"Looked for under data.root, and under {cache_directory()}.", highlight=False)

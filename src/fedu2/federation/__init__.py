@@ -1,0 +1,1 @@
+"""The federation: rounds, local training, flat models, checkpoints, and the backends that execute clients."""

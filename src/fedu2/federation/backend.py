@@ -1,0 +1,50 @@
+"""The seam between *what* clients compute (a method) and *how* they are executed (a backend)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from fedu2.methods import Memory, Reply, ServerState
+
+__all__ = ["Backend", "EpochReport", "Observer", "Task"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One client's work in one round. Its randomness depends on (seed, round, client) and on nothing else."""
+
+    round: int  # from 1
+    client: int
+    steps: int
+    lr: float
+    progress: float  # share of rounds that are over, in [0, 1)
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """What a client tells while it trains."""
+
+    task: Task
+    steps: int  # done so far, of task.steps
+    samples: int  # trained since the last report
+    terms: Mapping[str, float]  # means since the last report
+
+
+class Observer(Protocol):
+    """Listens to training; see `fedu2.federation.callbacks`."""
+
+    def on_tasks(self, tasks: Sequence[Task]) -> None: ...
+
+    def on_epoch(self, report: EpochReport) -> None: ...
+
+
+class Backend(Protocol):
+    """Executes clients: in process on one device, on several, or on other machines."""
+
+    def run(
+        self, tasks: Sequence[Task], server: ServerState, memories: Mapping[int, Memory], observer: Observer
+    ) -> Iterator[Reply]:
+        """Train every task from the same server state; replies come in the order of the tasks."""
+        ...

@@ -1,0 +1,145 @@
+"""The state of a federation on disk: safetensors and JSON, written so that a crash at any moment loses nothing.
+
+    checkpoint/round-000012/
+        server.safetensors          θ_g and its buffers under the module's own names; `extra/NAME` of the method
+        client-0003.safetensors     what client 3 remembers
+        manifest.json               round, experiment, and the size and SHA-256 of every file
+
+A checkpoint is written beside its final place, flushed to the disk, and renamed: it is there whole or not at all. The
+last two are kept, so that a damaged one has a predecessor to fall back to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fedu2.errors import TrainingError
+from fedu2.federation.flat import Layout, ModelState
+from fedu2.federation.rounds import FederationState
+from fedu2.methods import ServerState
+
+__all__ = ["Checkpoints"]
+
+log = logging.getLogger("fedu2")
+
+FORMAT = 1
+KEPT = 2
+
+
+class Checkpoints:
+    """The checkpoints in one directory, for models of one layout."""
+
+    def __init__(self, directory: Path, layout: Layout, buffer_layout: Layout) -> None:
+        self.directory = directory
+        self.layout = layout
+        self.buffer_layout = buffer_layout
+
+    def save(self, state: FederationState, experiment: Mapping[str, Any]) -> Path:
+        """Write `state`; afterwards older checkpoints may go."""
+        place = self.directory / f"round-{state.round:06d}"
+        draft = self.directory / f".{place.name}.{os.getpid()}"
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        save_file(self._server_tensors(state.server), draft / "server.safetensors")
+        for client, memory in state.memories.items():
+            tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in memory.items()}
+            save_file(tensors, draft / f"client-{client:04d}.safetensors")
+        files = {path.name: _fingerprint(path) for path in sorted(draft.iterdir())}
+        manifest = {"format": FORMAT, "round": state.round, "files": files, "experiment": dict(experiment)}
+        (draft / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        for path in draft.iterdir():
+            _flush(path)
+        _flush(draft)
+        shutil.rmtree(place, ignore_errors=True)  # of a round that is played again after falling back
+        draft.rename(place)
+        _flush(self.directory)
+        for old in self._places()[KEPT:]:
+            shutil.rmtree(old, ignore_errors=True)
+        return place
+
+    def latest(self, device: torch.device | str) -> tuple[FederationState, dict[str, Any], Path] | None:
+        """The newest whole checkpoint: its state, the experiment that it belongs to, and its place."""
+        damaged: list[str] = []
+        for place in self._places():
+            try:
+                state, experiment = self._load(place, device)
+            except TrainingError as error:
+                log.warning("%s; falling back to the checkpoint before it", error)
+                damaged.append(str(error))
+                continue
+            return state, experiment, place
+        if damaged:
+            raise TrainingError(f"no checkpoint in {self.directory} is whole: {'; '.join(damaged)}")
+        return None
+
+    def _places(self) -> list[Path]:
+        return sorted((p for p in self.directory.glob("round-*") if p.is_dir()), reverse=True)
+
+    def _load(self, place: Path, device: torch.device | str) -> tuple[FederationState, dict[str, Any]]:
+        manifest = _read_manifest(place)
+        for name, fingerprint in manifest["files"].items():
+            path = place / name
+            if not path.is_file() or _fingerprint(path) != fingerprint:
+                raise TrainingError(f"checkpoint file {path} is {'damaged' if path.exists() else 'missing'}")
+        try:
+            server = self._server_state(load_file(place / "server.safetensors", str(device)))
+            memories = {
+                int(path.stem.removeprefix("client-")): load_file(path, str(device))
+                for path in sorted(place.glob("client-*.safetensors"))
+            }
+        except (SafetensorError, OSError, KeyError, ValueError, RuntimeError) as error:
+            raise TrainingError(f"checkpoint {place} does not fit this model: {error}") from None
+        return FederationState(int(manifest["round"]), server, memories), manifest["experiment"]
+
+    def _server_tensors(self, server: ServerState) -> dict[str, Tensor]:
+        tensors = dict(self.layout.views(server.model.params.cpu()))
+        tensors |= dict(self.buffer_layout.views(server.model.buffers.cpu()))
+        tensors |= {f"extra/{name}": tensor.cpu() for name, tensor in server.extra.items()}
+        return {name: tensor.contiguous() for name, tensor in tensors.items()}
+
+    def _server_state(self, tensors: Mapping[str, Tensor]) -> ServerState:
+        def vector(layout: Layout) -> Tensor:
+            parts = [tensors[e.name].reshape(e.shape).reshape(-1) for e in layout.entries]
+            return torch.cat(parts) if parts else torch.empty(0)
+
+        extra = {name.removeprefix("extra/"): t for name, t in tensors.items() if name.startswith("extra/")}
+        return ServerState(ModelState(vector(self.layout), vector(self.buffer_layout)), extra)
+
+
+def _read_manifest(place: Path) -> dict[str, Any]:
+    path = place / "manifest.json"
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        if manifest["format"] != FORMAT:
+            raise TrainingError(f"checkpoint {place} has format {manifest['format']}; this version reads {FORMAT}")
+        if not {"round", "files", "experiment"} <= manifest.keys() or "server.safetensors" not in manifest["files"]:
+            raise KeyError("entries")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise TrainingError(f"checkpoint file {path} is missing or damaged") from None
+    return dict(manifest)
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _flush(path: Path) -> None:
+    """Make sure that a file's or directory's content has reached the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

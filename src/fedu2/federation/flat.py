@@ -1,0 +1,148 @@
+"""A model as two vectors.
+
+`FlatModel` moves all parameters of a module into one contiguous vector and all floating-point buffers into another,
+with the module's own tensors as views into them. Switching a client is then two copies, an optimizer sees one
+tensor, and the server works on a K×P matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedu2.errors import UsageError
+
+__all__ = ["Entry", "FlatModel", "Layout", "ModelState"]
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """The part of a model that travels: parameters (P,) and batch-norm buffers (Q,), both float32."""
+
+    params: Tensor
+    buffers: Tensor
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One named tensor inside a vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    @property
+    def section(self) -> str:
+        """The child of the model that the tensor belongs to."""
+        return self.name.partition(".")[0]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each named tensor lies in a vector."""
+
+    entries: tuple[Entry, ...]
+
+    @classmethod
+    def of(cls, tensors: Iterable[tuple[str, Tensor]]) -> Layout:
+        entries, start = [], 0
+        for name, tensor in tensors:
+            entries.append(Entry(name, tuple(tensor.shape), start, start + tensor.numel()))
+            start += tensor.numel()
+        return cls(tuple(entries))
+
+    @property
+    def size(self) -> int:
+        return self.entries[-1].stop if self.entries else 0
+
+    def span(self, section: str) -> slice:
+        """The stretch that one section occupies."""
+        mine = [entry for entry in self.entries if entry.section == section]
+        return slice(mine[0].start, mine[-1].stop) if mine else slice(0, 0)
+
+    def prefix(self, left_out: Iterable[str]) -> Layout:
+        """The layout without some sections, which must be the last ones."""
+        unwanted = set(left_out)
+        kept = tuple(entry for entry in self.entries if entry.section not in unwanted)
+        if any(a is not b for a, b in zip(kept, self.entries, strict=False)):
+            raise ValueError(f"sections that stay must come last, but {sorted(unwanted)} do not")
+        return Layout(kept)
+
+    def views(self, vector: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Each tensor by name, as a view into `vector`."""
+        for entry in self.entries:
+            yield entry.name, vector[entry.start : entry.stop].view(entry.shape)
+
+
+class FlatModel:
+    """A module that lives in two vectors.
+
+    params: (P,) all parameters, the trained ones first.  trained: (T,) the leading, trained part of `params`.
+    grads: (T,) gradients of the trained part.  buffers: (Q,) floating-point buffers.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
+        self.module = module.to(device)
+        _forget_counters(module)
+        parameters = sorted(module.named_parameters(), key=lambda item: not item[1].requires_grad)  # stable
+        buffers = [(name, b) for name, b in module.named_buffers() if b.is_floating_point()]
+        self.layout = Layout.of(parameters)
+        self.buffer_layout = Layout.of(buffers)
+        _check_sections(parameters)
+
+        self.params = _gather(parameters, device)
+        self.buffers = _gather(buffers, device)
+        trained = sum(p.numel() for _, p in parameters if p.requires_grad)
+        self.trained = nn.Parameter(self.params[:trained])
+        self.grads = torch.zeros_like(self.params[:trained])
+        self.trained.grad = self.grads
+
+        for (_, parameter), (_, view) in zip(parameters, self.layout.views(self.params), strict=True):
+            parameter.data = view
+        gradients = zip(self.layout.entries, parameters, strict=True)
+        for entry, parameter in ((e, p) for e, (_, p) in gradients if p.requires_grad):
+            parameter.grad = self.grads[entry.start : entry.stop].view(entry.shape)
+        for (_, buffer), (_, view) in zip(buffers, self.buffer_layout.views(self.buffers), strict=True):
+            buffer.data = view
+
+    def load(self, state: ModelState) -> None:
+        """Overwrite the leading part of the model with a state that travelled."""
+        self.params[: len(state.params)].copy_(state.params)
+        self.buffers[: len(state.buffers)].copy_(state.buffers)
+
+    def state(self, params: int, buffers: int) -> ModelState:
+        """A copy of the leading `params` parameters and `buffers` buffers."""
+        return ModelState(self.params[:params].clone(), self.buffers[:buffers].clone())
+
+    def section(self, name: str) -> ModelState:
+        """Views of one section's parameters and buffers (writing to them changes the model)."""
+        return ModelState(self.params[self.layout.span(name)], self.buffers[self.buffer_layout.span(name)])
+
+
+def _forget_counters(module: nn.Module) -> None:
+    """Drop batch norm's step counters: with a fixed momentum nothing reads them, and integers do not average."""
+    for child in module.modules():
+        if isinstance(child, nn.modules.batchnorm._BatchNorm) and child.momentum is not None:
+            child.num_batches_tracked = None
+
+
+def _check_sections(parameters: list[tuple[str, nn.Parameter]]) -> None:
+    sections: dict[str, bool] = {}
+    for name, parameter in parameters:
+        if parameter.dtype != torch.float32:
+            raise UsageError(f"parameter {name!r} is {parameter.dtype}; models are trained with float32 weights")
+        section = name.partition(".")[0]
+        if sections.setdefault(section, parameter.requires_grad) != parameter.requires_grad:
+            raise UsageError(
+                f"section {section!r} of the model is trained only in part: {name!r} differs from the rest"
+            )
+
+
+def _gather(tensors: list[tuple[str, Tensor]] | list[tuple[str, nn.Parameter]], device: torch.device | str) -> Tensor:
+    if not tensors:
+        return torch.empty(0, device=device)
+    return torch.cat([tensor.detach().reshape(-1).float() for _, tensor in tensors])

@@ -1,0 +1,96 @@
+"""One round: draw clients, train them, aggregate. A pure step from one explicit state to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedu2.aggregators import Updates
+from fedu2.errors import TrainingError
+from fedu2.experiment import Experiment
+from fedu2.federation.backend import Backend, Observer, Task
+from fedu2.federation.batches import steps_of
+from fedu2.federation.flat import FlatModel
+from fedu2.federation.optimizers import learning_rate
+from fedu2.methods import Memory, Method, Reply, ServerState
+from fedu2.seeds import generator
+
+__all__ = ["FederationState", "initial_state", "participants", "play_round"]
+
+
+@dataclass(frozen=True)
+class FederationState:
+    """All that a federation carries from round to round; resuming is reading it."""
+
+    round: int  # rounds played so far
+    server: ServerState
+    memories: Mapping[int, Memory] = field(default_factory=dict)  # of the clients that have taken part
+
+
+def initial_state(method: Method, device: torch.device | str) -> FederationState:
+    """Round 0: the untrained global model, and clients that remember nothing."""
+    model = FlatModel(method.learner(), device)
+    return FederationState(0, ServerState(model.state(*method.travelling(model))))
+
+
+def participants(experiment: Experiment, clients: int, round_: int) -> list[int]:
+    """The clients of a round, in ascending order: a share `participation` of them, and at least one."""
+    count = max(1, round(experiment.participation * clients))
+    drawn = torch.randperm(clients, generator=generator("cpu", experiment.seed, "participants", round_))
+    return sorted(drawn[:count].tolist())
+
+
+def play_round(
+    state: FederationState, method: Method, backend: Backend, examples: Sequence[int], observer: Observer
+) -> tuple[FederationState, dict[str, Any]]:
+    """Play one round over clients with `examples` images each; the next state, and what to log of it."""
+    experiment, round_ = method.experiment, state.round + 1
+    drawn = participants(experiment, len(examples), round_)
+    steps = steps_of(examples, experiment)
+    lr = learning_rate(experiment, round_)
+    progress = (round_ - 1) / experiment.rounds
+    tasks = [Task(round_, client, steps[client], lr, progress) for client in drawn]
+    observer.on_tasks(tasks)
+
+    start = state.server.model
+    params = start.params.new_empty(len(tasks), len(start.params))  # (K, P)
+    buffers = start.buffers.new_empty(len(tasks), len(start.buffers))  # (K, Q)
+    replies: list[Reply] = []
+    for row, reply in enumerate(backend.run(tasks, state.server, state.memories, observer)):
+        _check(reply, round_)
+        params[row], buffers[row] = reply.model.params, reply.model.buffers
+        replies.append(replace(reply, model=start))  # its own vectors are in the matrix now: do not hold them twice
+
+    shares = _shares(replies, experiment)
+    updates = Updates(start.params, params, shares)
+    server, logged = method.aggregate(state.server, updates, buffers, [reply.payload for reply in replies])
+    memories = {**state.memories, **{r.client: r.memory for r in replies if r.memory}}
+    record = {"round": round_, "lr": lr, "clients": drawn, **_means(replies)}
+    record["samples"] = sum(reply.samples for reply in replies)
+    record |= {f"{experiment.aggregator}.{name}": value for name, value in logged.items()}
+    record["client_loss"] = [reply.metrics["loss"] for reply in replies]
+    return FederationState(round_, server, memories), record
+
+
+def _check(reply: Reply, round_: int) -> None:
+    for name, vector in (("parameters", reply.model.params), ("batch-norm buffers", reply.model.buffers)):
+        if not bool(vector.isfinite().all()):
+            raise TrainingError(f"the {name} of client {reply.client} are not finite after round {round_}")
+
+
+def _shares(replies: Sequence[Reply], experiment: Experiment) -> Tensor:
+    """Weights of the participating clients, n_k/n or 1/K, as (K,) float64."""
+    sizes = [reply.examples if experiment.client_weights == "size" else 1 for reply in replies]
+    weights = torch.tensor(sizes, dtype=torch.float64)
+    return weights / weights.sum()
+
+
+def _means(replies: Sequence[Reply]) -> dict[str, float]:
+    """Each term's mean over clients, weighted by their images."""
+    total = sum(reply.examples for reply in replies)
+    names = dict.fromkeys(name for reply in replies for name in reply.metrics)
+    return {name: sum(r.metrics.get(name, 0.0) * r.examples for r in replies) / total for name in names}

@@ -1,0 +1,186 @@
+"""What a method is: an objective, regularisers, an aggregator, and what a client remembers.
+
+`Method` composed of an objective and FedAvg is FedSimCLR, FedSimSiam or FedBYOL. FedU² adds a regulariser and swaps the
+aggregator. A method that needs more overrides one of the few functions below; none of them knows of devices,
+processes or networks, which are a backend's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from fedu2.aggregators import Aggregator, Updates, aggregators
+from fedu2.errors import UsageError
+from fedu2.experiment import Experiment
+from fedu2.federation.flat import FlatModel, ModelState
+from fedu2.models import build_encoder
+from fedu2.objectives import Objective, Outcome, objectives
+from fedu2.registry import Registry
+from fedu2.seeds import derive
+
+__all__ = ["Memory", "Method", "MethodCard", "Regularizer", "Reply", "ServerState", "method", "methods", "resolve"]
+
+Memory = Mapping[str, Tensor]
+"""What a client keeps between rounds: named tensors, nothing hidden."""
+
+
+class Regularizer(Protocol):
+    """A term ℓ_u that is added to the objective's loss."""
+
+    def __call__(self, outcome: Outcome, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+        """The weighted term, and what to log (scalars)."""
+        ...
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """What the server holds between rounds: the global model θ_g, and named tensors of the method's own."""
+
+    model: ModelState
+    extra: Memory = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a client gives back after local training. `model` and `payload` travel; `memory` stays at the client."""
+
+    client: int
+    examples: int  # n_k, the images that the client holds
+    samples: int  # images trained on in this round, with repetition
+    model: ModelState
+    memory: Memory
+    metrics: Mapping[str, float]
+    payload: Memory = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Method:
+    """One federated method, fully composed.
+
+    stays: sections of the model that never travel; each client keeps its own (FedBYOL's target network).
+    """
+
+    experiment: Experiment
+    aggregator: Aggregator
+    regularizers: Sequence[Regularizer] = ()
+    stays: tuple[str, ...] = ()
+
+    def learner(self) -> Objective:
+        """A freshly initialised objective with its networks, the same for everybody: it depends on the seed alone."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(self.experiment.seed, "initial weights"))
+            encoder = build_encoder(self.experiment.encoder, self.experiment.width)
+            return objectives[self.experiment.objective or "byol"](encoder, self.experiment)
+
+    def travelling(self, model: FlatModel) -> tuple[int, int]:
+        """How many leading parameters and buffers travel."""
+        return model.layout.prefix(self.stays).size, model.buffer_layout.prefix(self.stays).size
+
+    def receive(self, model: FlatModel, server: ServerState, memory: Memory | None) -> None:
+        """Client: take the global model in. Sections that stay come from memory or, at first sight, from the start."""
+        model.load(server.model)
+        if not self.stays:
+            return
+        if memory is None:
+            _learner(model).start()
+            return
+        for name in self.stays:
+            section = model.section(name)
+            section.params.copy_(memory[f"{name}.params"])
+            section.buffers.copy_(memory[f"{name}.buffers"])
+
+    def loss(
+        self, learner: Objective, view1: Tensor, view2: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Client: L = ℓ_a + Σ weighted regularisers, and its terms to log."""
+        outcome = learner(view1, view2)
+        total, terms = outcome.loss, {"align": outcome.loss.detach()}
+        for regularizer in self.regularizers:
+            term, logged = regularizer(outcome, generator)
+            total = total + term
+            terms.update(logged)
+        return total, {"loss": total.detach(), **terms}
+
+    def remember(self, model: FlatModel) -> Memory:
+        """Client: what to keep for the next time."""
+        kept: dict[str, Tensor] = {}
+        for name in self.stays:
+            section = model.section(name)
+            kept[f"{name}.params"], kept[f"{name}.buffers"] = section.params.clone(), section.buffers.clone()
+        return kept
+
+    def aggregate(
+        self, server: ServerState, updates: Updates, buffers: Tensor, payloads: Sequence[Memory]
+    ) -> tuple[ServerState, dict[str, Any]]:
+        """Server: the next global model from parameters (K, P), buffers (K, Q) and payloads; and what to log."""
+        result = self.aggregator(updates)
+        weights = result.buffer_weights.to(buffers)
+        model = ModelState(result.params, weights @ buffers if buffers.numel() else server.model.buffers)
+        return replace(server, model=model), result.metrics
+
+
+def _learner(model: FlatModel) -> Objective:
+    assert isinstance(model.module, Objective)
+    return model.module
+
+
+@dataclass(frozen=True)
+class MethodCard:
+    """A method's entry in the registry: how to build it, and what it is."""
+
+    build: Callable[[Experiment], Method]
+    summary: str
+    reference: str
+    objectives: tuple[str, ...]  # the first is the default
+    aggregator: str
+    target: Literal["shared", "local"]  # of BYOL's target network
+
+
+methods: Registry[MethodCard] = Registry("method")
+
+
+def method(
+    name: str,
+    *,
+    objectives: tuple[str, ...],
+    reference: str,
+    aggregator: str = "fedavg",
+    target: Literal["shared", "local"] = "local",
+) -> Callable[[Callable[[Experiment], Method]], Callable[[Experiment], Method]]:
+    """Decorator: register a function that composes a method; its docstring's first line is the summary."""
+
+    def add(build: Callable[[Experiment], Method]) -> Callable[[Experiment], Method]:
+        summary = (build.__doc__ or "").strip().splitlines()[0] if build.__doc__ else ""
+        methods.register(name)(MethodCard(build, summary, reference, objectives, aggregator, target))
+        return build
+
+    return add
+
+
+def resolve(experiment: Experiment) -> Experiment:
+    """The experiment with every choice that it leaves to its method filled in, and checked."""
+    card = methods[experiment.method]
+    objective = experiment.objective or card.objectives[0]
+    objectives[objective]  # an unknown name explains itself
+    if objective not in card.objectives:
+        allowed = ", ".join(card.objectives)
+        raise UsageError(f"method {experiment.method!r} does not go with objective={objective}: choose from {allowed}")
+    aggregator = experiment.aggregator or card.aggregator
+    aggregators[aggregator]
+    target = card.target if experiment.byol.target == "auto" else experiment.byol.target
+    return experiment.with_(objective=objective, aggregator=aggregator, byol__target=target)
+
+
+def build(experiment: Experiment) -> Method:
+    """The method of a resolved experiment."""
+    return methods[experiment.method].build(experiment)
+
+
+def stays_for(experiment: Experiment) -> tuple[str, ...]:
+    """The sections that stay at the client: BYOL's target network, unless it is shared."""
+    return ("target",) if experiment.objective == "byol" and experiment.byol.target == "local" else ()

@@ -1,0 +1,254 @@
+"""From an experiment to a run directory: `train`, and `Run`, which reads what was written.
+
+config.yaml       the complete experiment, replayable
+partition.json    which client holds which images
+metrics.jsonl     a line a round; round 0 is the untrained encoder
+checkpoint/       the federation's state after the last rounds
+summary.json      written at the end
+tensorboard/      the same numbers for TensorBoard
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedu2._version import __version__
+from fedu2.data import Dataset, load_dataset, make_partition
+from fedu2.errors import DataError, TrainingError, UsageError
+from fedu2.evaluation.monitor import evaluate
+from fedu2.experiment import Experiment
+from fedu2.federation.backend import Backend
+from fedu2.federation.callbacks import Callback, Callbacks, TensorBoard
+from fedu2.federation.checkpoint import Checkpoints
+from fedu2.federation.flat import FlatModel
+from fedu2.federation.local import LocalBackend
+from fedu2.federation.rounds import FederationState, initial_state, play_round
+from fedu2.methods import Method, build, resolve
+from fedu2.objectives import Objective
+from fedu2.rundir import RunDirectory
+
+__all__ = ["Run", "train"]
+
+
+def train(
+    experiment: Experiment,
+    out: str | Path | None = None,
+    *,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> Run:
+    """Train one encoder over the clients of `experiment` and write everything under `out`.
+
+    With `resume` a run that was interrupted goes on from its last checkpoint and ends as if it had not been.
+    """
+    experiment = resolve(experiment)
+    device = choose_device(experiment.device)
+    dataset = load_dataset(experiment.dataset, experiment.data)
+    shares = make_partition(dataset, experiment)
+    _check_shares(shares, dataset)
+    experiment = experiment.with_(clients=len(shares))  # folders and files bring their own number
+    method = build(experiment)
+    dataset = dataset.to(device)
+
+    directory = RunDirectory(Path(out) if out else RunDirectory.new_name(experiment))
+    with directory.locked():
+        federation = _Federation(method, dataset, shares, directory, Callbacks([*callbacks, TensorBoard()]))
+        federation.play(resume)
+    return Run(directory.path)
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is the first CUDA device where there is one, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"device={name} cannot be used on this machine: {reason}") from None
+    return device
+
+
+def _check_shares(shares: Sequence[Tensor], dataset: Dataset) -> None:
+    names = dataset.client_names or tuple(str(k) for k in range(len(shares)))
+    small = [names[k] for k, share in enumerate(shares) if len(share) < 2]
+    if small:
+        raise DataError(f"a client needs at least two images to train, but {', '.join(small)} has fewer")
+
+
+class _Federation:
+    """A run in progress: plays rounds, evaluates, and writes everything down."""
+
+    def __init__(
+        self, method: Method, dataset: Dataset, shares: Sequence[Tensor], directory: RunDirectory, watch: Callback
+    ) -> None:
+        self.method = method
+        self.experiment = method.experiment
+        self.dataset = dataset
+        self.examples = [len(share) for share in shares]
+        self.shares = shares
+        self.directory = directory
+        self.watch = watch
+        device = dataset.train.images.device
+        self.backend: Backend = LocalBackend(method, dataset.train, shares)
+        self.global_model = FlatModel(method.learner(), device)
+        self.checkpoints = Checkpoints(
+            directory.path / "checkpoint",
+            self.global_model.layout.prefix(method.stays),
+            self.global_model.buffer_layout.prefix(method.stays),
+        )
+
+    def play(self, resume: bool) -> None:
+        """All rounds that are still to be played."""
+        state = self._resumed() if resume else None
+        if state is None:
+            state = self._fresh()
+        self.watch.on_start(self.experiment, self.directory.path, state.round)
+        try:
+            if not self.directory.history():
+                self._write(self._measured(state, {"round": 0}))
+            while state.round < self.experiment.rounds:
+                state = self._round(state)
+            self.watch.on_end(self._summarise())
+        except TrainingError as error:
+            raise TrainingError(f"{error}; {self._last_good()}") from None
+        finally:
+            self.watch.close()
+
+    def _fresh(self) -> FederationState:
+        self.directory.create(self.experiment, self.shares)
+        return initial_state(self.method, self.dataset.train.images.device)
+
+    def _resumed(self) -> FederationState | None:
+        """The state of the last whole checkpoint, if the directory holds one of this very experiment."""
+        self.directory.check_same(self.experiment)
+        found = self.checkpoints.latest(self.dataset.train.images.device)
+        if found is None:
+            self.directory.forget_rounds_after(-1)
+            return None
+        state, _, _ = found
+        self.directory.write_config(self.experiment)
+        self.directory.forget_rounds_after(state.round)
+        return state
+
+    def _round(self, state: FederationState) -> FederationState:
+        began = time.perf_counter()
+        state, record = play_round(state, self.method, self.backend, self.examples, self.watch)
+        seconds = time.perf_counter() - began
+        record["seconds"] = seconds
+        record["samples_per_second"] = record.pop("samples") / seconds
+        every = self.experiment.evaluation.every
+        if state.round == self.experiment.rounds or (every and state.round % every == 0):
+            record = self._measured(state, record)
+        self._write(record)
+        if state.round % self.experiment.checkpoint_every == 0 or state.round == self.experiment.rounds:
+            self.checkpoints.save(state, self.experiment.flat())
+        return state
+
+    def _measured(self, state: FederationState, record: dict[str, Any]) -> dict[str, Any]:
+        self.global_model.load(state.server.model)
+        assert isinstance(self.global_model.module, Objective)
+        return record | evaluate(self.global_model.module, self.dataset, self.experiment)
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        self.directory.append(record)
+        self.watch.on_round(record)
+
+    def _summarise(self) -> dict[str, Any]:
+        history = self.directory.history()
+        summary = summarise(history)
+        summary["experiment"] = self.experiment.flat()
+        summary["environment"] = environment(self.dataset.train.images.device)
+        summary["skipped_images"] = list(self.dataset.skipped)
+        self.directory.write_summary(summary)
+        return summary
+
+    def _last_good(self) -> str:
+        found = self.checkpoints.latest("cpu")
+        return f"the last good checkpoint is {found[2]}" if found else "there is no checkpoint yet"
+
+
+def summarise(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The figures that a reader wants first: last and best round, the untrained encoder, time and speed."""
+    measured = [record for record in history if "effective_rank" in record]
+    trained = [record for record in history if record["round"] > 0]
+    last = measured[-1]
+    summary: dict[str, Any] = {"rounds": history[-1]["round"]}
+    for name in ("knn", "effective_rank", "projector_rank", "alignment", "uniformity"):
+        if name in last:
+            summary[name] = last[name]
+            summary[f"untrained_{name}"] = measured[0].get(name)
+    if "knn" in last:
+        best = max(measured, key=lambda record: record["knn"])
+        summary["best"] = {"round": best["round"], "knn": best["knn"]}
+    if trained:
+        for name in ("loss", "align", "fur.mass", "fur.gap"):
+            if name in trained[-1]:
+                summary[name] = trained[-1][name]
+        seconds = [record["seconds"] for record in trained]
+        samples = [record["seconds"] * record["samples_per_second"] for record in trained]
+        summary["seconds"] = sum(seconds)
+        summary["samples_per_second"] = sum(samples) / sum(seconds)
+    return summary
+
+
+def environment(device: torch.device) -> dict[str, str]:
+    """What a result may depend on beside its experiment."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {
+        "fedu2": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": f"{device.type}: {name}",
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run directory holds."""
+
+    path: Path
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """The complete experiment."""
+        return RunDirectory(self.path).config()
+
+    @cached_property
+    def history(self) -> list[dict[str, Any]]:
+        """One record a round, from the untrained encoder (round 0) on."""
+        return RunDirectory(self.path).history()
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The figures of the finished run."""
+        return RunDirectory(self.path).summary()
+
+    def learner(self, device: torch.device | str = "cpu") -> Objective:
+        """The global model of the last checkpoint, with its heads."""
+        method = build(self.experiment)
+        model = FlatModel(method.learner(), device)
+        checkpoints = Checkpoints(
+            self.path / "checkpoint", model.layout.prefix(method.stays), model.buffer_layout.prefix(method.stays)
+        )
+        found = checkpoints.latest(device)
+        if found is None:
+            raise TrainingError(f"{self.path} has no checkpoint yet")
+        model.load(found[0].server.model)
+        assert isinstance(model.module, Objective)
+        return model.module.eval()
+
+    def encoder(self, device: torch.device | str = "cpu") -> nn.Module:
+        """The trained global encoder F, in evaluation mode: normalised images (N, 3, S, S) → features (N, D)."""
+        return self.learner(device).encoder

@@ -1,0 +1,146 @@
+"""The files of one run: written atomically, read back with care, used by one process at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedu2.data import save_partition
+from fedu2.errors import TrainingError, UsageError
+from fedu2.experiment import Experiment
+
+__all__ = ["RunDirectory"]
+
+# Keys that may change when a run is resumed, for they do not influence the result (or say where it ends).
+FREE_KEYS = ("device", "checkpoint_every", "data.root", "data.download", "evaluation.")
+
+
+class RunDirectory:
+    """A directory with one run in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @staticmethod
+    def new_name(experiment: Experiment, root: Path = Path("runs")) -> Path:
+        """A name that is not taken yet, such as runs/20260131-142501-fedu2-byol-sample."""
+        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+        name = f"{stamp}-{experiment.method}-{experiment.objective}-{experiment.dataset}"
+        names = [root / name, *(root / f"{name}-{n}" for n in range(2, 1000))]
+        return next(path for path in names if not path.exists())
+
+    @staticmethod
+    def newest(root: Path = Path("runs")) -> Path:
+        """The run that was written to last."""
+        runs = [path.parent for path in root.glob("*/config.yaml")]
+        if not runs:
+            raise UsageError(f"there is no run under {root} to resume; name one with --out")
+        return max(runs, key=lambda run: (run / "config.yaml").stat().st_mtime)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out of this run while it is being written."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise UsageError(f"cannot write to {self.path}: {error.strerror}") from None
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UsageError(f"{self.path} is in use by another process") from None
+            yield
+
+    def create(self, experiment: Experiment, shares: Sequence[Tensor]) -> None:
+        """Start a new run here; a directory that holds something else is left alone."""
+        taken = [path.name for path in self.path.iterdir() if path.name != ".lock"]
+        if "config.yaml" in taken and self.history():
+            raise UsageError(f"{self.path} already holds a run: continue it with --resume, or choose another --out")
+        strangers = set(taken) - {"config.yaml", "partition.json", "metrics.jsonl", "checkpoint", "tensorboard"}
+        if strangers:
+            raise UsageError(f"{self.path} is not empty ({sorted(strangers)[0]}): choose another --out")
+        self.write_config(experiment)
+        save_partition(self.path / "partition.json", shares)
+
+    def check_same(self, experiment: Experiment) -> None:
+        """Refuse to go on with an experiment that differs from the one that was begun here."""
+        if not (self.path / "config.yaml").exists():
+            raise UsageError(f"{self.path} holds no run to resume")
+        ours, theirs = experiment.flat(), self.config().flat()
+        free = [*FREE_KEYS, *(["rounds"] if _open_ended(experiment) else [])]
+        changed = [k for k in ours if ours[k] != theirs[k] and not any(k.startswith(key) for key in free)]
+        if changed:
+            shown = ", ".join(f"{key} was {theirs[key]} and is now {ours[key]}" for key in changed[:3])
+            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+            raise UsageError(f"the run in {self.path} has another configuration: {shown}{more}")
+
+    def config(self) -> Experiment:
+        """The experiment that was begun here."""
+        return Experiment.load(self._existing("config.yaml"))
+
+    def write_config(self, experiment: Experiment) -> None:
+        """Write the complete experiment."""
+        write_atomically(self.path / "config.yaml", experiment.to_yaml())
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add a round to metrics.jsonl."""
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def history(self) -> list[dict[str, Any]]:
+        """The rounds in metrics.jsonl. A last line that a crash cut short does not count."""
+        path = self.path / "metrics.jsonl"
+        if not path.exists():
+            return []
+        records: list[dict[str, Any]] = []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                records.append(json.loads(line))
+            except ValueError:
+                break
+        return records
+
+    def forget_rounds_after(self, round_: int) -> None:
+        """Drop the lines of rounds that are played again after a resume."""
+        kept = [record for record in self.history() if record["round"] <= round_]
+        write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in kept))
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write summary.json."""
+        write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+    def summary(self) -> dict[str, Any]:
+        """What summary.json holds."""
+        return dict(json.loads(self._existing("summary.json").read_text(encoding="utf-8")))
+
+    def _existing(self, name: str) -> Path:
+        path = self.path / name
+        if not path.exists():
+            raise TrainingError(f"{path} does not exist; is {self.path} a finished run?")
+        return path
+
+
+def _open_ended(experiment: Experiment) -> bool:
+    """Whether the number of rounds has no influence on any single round."""
+    return experiment.optimizer.schedule == "constant" and experiment.byol.momentum_schedule == "constant"
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file's content: readers and crashes see the old or the new, never a part."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedu2.experiment import Experiment
+from fedu2.federation.batches import batches_in_epoch, local_batches, steps_of
+from fedu2.federation.optimizers import learning_rate, make_optimizer
+
+
+def _experiment(**values: object) -> Experiment:
+    return Experiment.parse({"batch_size": 8, "local_epochs": 2, **values})
+
+
+@pytest.mark.parametrize(
+    ("last_batch", "counts"),
+    [("drop", [1, 1, 1, 2, 2]), ("keep", [1, 1, 1, 2, 3]), ("fill", [1, 1, 2, 2, 3])],
+)
+def test_batches_in_an_epoch(last_batch: str, counts: list[int]) -> None:
+    sizes = [3, 8, 9, 16, 18]  # smaller than a batch, one batch, one image over, two batches, two over
+    assert [batches_in_epoch(n, _experiment(last_batch=last_batch)) for n in sizes] == counts
+
+
+@given(n=st.integers(2, 60), last_batch=st.sampled_from(["drop", "keep", "fill"]), seed=st.integers(0, 9))
+def test_an_epoch_sees_each_image_at_most_once_unless_filled(n: int, last_batch: str, seed: int) -> None:
+    experiment = _experiment(last_batch=last_batch)
+    share = torch.arange(100, 100 + n)
+    count = batches_in_epoch(n, experiment)
+    batches = list(local_batches(share, count, experiment, torch.Generator().manual_seed(seed)))
+    assert len(batches) == count
+    seen = torch.cat(batches).tolist()
+    assert set(seen) <= set(share.tolist())
+    assert all(len(batch) > 1 and len(set(batch.tolist())) == len(batch) for batch in batches)
+    if last_batch == "fill":
+        assert set(seen) == set(share.tolist())
+        assert all(len(batch) == min(n, 8) for batch in batches)
+    else:
+        assert len(set(seen)) == len(seen)
+        lost = n - len(seen)
+        assert lost == (0 if n <= 8 else n % 8 if last_batch == "drop" else int(n % 8 == 1))
+
+
+def test_epochs_have_fresh_orders() -> None:
+    experiment = _experiment()
+    batches = list(local_batches(torch.arange(8), 2, experiment, torch.Generator().manual_seed(0)))
+    assert sorted(batches[0].tolist()) == sorted(batches[1].tolist())
+    assert batches[0].tolist() != batches[1].tolist()
+
+
+def test_steps() -> None:
+    sizes = [80, 16, 4]
+    assert steps_of(sizes, _experiment()) == [20, 4, 2]
+    assert steps_of(sizes, _experiment(local_steps="equal")) == [20, 20, 10]  # the last is held at ten passes
+    assert steps_of(sizes, _experiment(local_steps=7)) == [7, 7, 7]
+
+
+def test_exact_steps_wrap_over_epochs() -> None:
+    batches = list(local_batches(torch.arange(16), 5, _experiment(), torch.Generator().manual_seed(0)))
+    assert len(batches) == 5
+    assert sorted(torch.cat(batches[2:4]).tolist()) == list(range(16))
+
+
+def test_learning_rate_over_rounds() -> None:
+    cosine = Experiment.parse({"rounds": 4, "optimizer.lr": 0.2, "optimizer.schedule": "cosine"})
+    assert learning_rate(cosine, 1) == pytest.approx(0.2)
+    assert learning_rate(cosine, 3) == pytest.approx(0.1)
+    assert learning_rate(Experiment.parse({"optimizer.lr": 0.2}), 3) == 0.2
+
+
+@pytest.mark.parametrize(("name", "kind"), [("sgd", "SGD"), ("adam", "Adam"), ("adamw", "AdamW")])
+def test_optimizers_by_name(name: str, kind: str) -> None:
+    options = Experiment.parse({"optimizer.name": name, "optimizer.weight_decay": 0.01}).optimizer
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = make_optimizer([parameter], options, 0.1)
+    assert type(optimizer).__name__ == kind
+    assert optimizer.param_groups[0]["weight_decay"] == 0.01
+    parameter.grad = torch.ones(2)
+    optimizer.step()
+    assert (parameter < 1).all()

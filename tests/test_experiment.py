@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedu2.errors import UsageError
+from fedu2.experiment import Experiment
+from fedu2.methods import resolve
+from fedu2.parsing import keys
+
+
+def test_yaml_round_trip_is_complete_and_equal() -> None:
+    experiment = Experiment.parse({}, ["fur.weight=0.2", "optimizer.lr=1e-3", "eua.guard=null", "views.crop_scale=[0.2,1]"])
+    text = experiment.to_yaml()
+    assert set(keys(Experiment)) == set(experiment.flat())
+    assert Experiment.parse(yaml.safe_load(text)) == experiment
+    assert experiment.optimizer.lr == 1e-3
+    assert experiment.eua.guard is None
+    assert experiment.views.crop_scale == (0.2, 1.0)
+
+
+def test_assignments_lie_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("clients: 7\nfur: {weight: 0.3, tau_a: 0.5}\nfur.tau_b: 0.25\n")
+    experiment = Experiment.load(path, ["clients=9", "fur.tau_a=0.75"])
+    assert (experiment.clients, experiment.fur.weight) == (9, 0.3)
+    assert (experiment.fur.tau_a, experiment.fur.tau_b) == (0.75, 0.25)
+
+
+def test_with_replaces_single_fields() -> None:
+    experiment = Experiment().with_(clients=3, fur__weight=0.0)
+    assert (experiment.clients, experiment.fur.weight) == (3, 0.0)
+    assert experiment.fur.tau_a == Experiment().fur.tau_a
+
+
+@pytest.mark.parametrize(
+    ("assignment", "sentence"),
+    [
+        ("alpah=1", "unknown key 'alpah'; did you mean 'alpha'?"),
+        ("fur.wieght=1", "unknown key 'fur.wieght'; did you mean 'fur.weight'?"),
+        ("nonsense=1", "unknown key 'nonsense'; `fedu2 train --keys` lists all keys"),
+        ("alpha=0", "alpha=0 is not allowed: input should be greater than 0"),
+        ("alpha=-1", "alpha=-1 is not allowed"),
+        ("fur.form=cosin", "fur.form=cosin is not allowed: choose from cosine, literal; did you mean 'cosine'?"),
+        ("optimizer.name=admam", "did you mean 'adam'?"),
+        ("local_steps=foo", "choose from epochs, equal, a number (int)"),
+        ("clients=2.5", "clients=2.5 is not allowed"),
+        ("clients", "'clients' is not of the form key=value"),
+        ("fur.weight=nan", "fur.weight=.nan is not allowed"),
+        ("participation=1.5", "less than or equal to 1"),
+        ("fur.weight.x=3", "fur.weight"),
+        ("fur=3", "fur=3 is not allowed"),
+        ("rounds=[", "cannot be read"),
+    ],
+)
+def test_bad_assignments_explain_themselves(assignment: str, sentence: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Experiment.parse({}, [assignment])
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["a: [", "- 1\n- 2", "clients: {x: 1}", "\x00"])
+def test_bad_files_explain_themselves(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError):
+        Experiment.load(path)
+
+
+def test_missing_file_explains_itself(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot read"):
+        Experiment.load(tmp_path / "nowhere.yaml")
+
+
+@given(st.dictionaries(st.text(max_size=12), st.one_of(st.none(), st.integers(), st.text(max_size=5), st.lists(st.none()))))
+def test_any_mapping_gives_an_experiment_or_a_usage_error(values: dict[str, object]) -> None:
+    try:
+        assert isinstance(Experiment.parse(values), Experiment)
+    except UsageError as error:
+        assert str(error)
+
+
+@pytest.mark.parametrize(
+    ("settings", "objective", "aggregator", "target"),
+    [
+        (["method=fedu2"], "byol", "eua", "shared"),
+        (["method=fedu2", "objective=simclr"], "simclr", "eua", "shared"),
+        (["method=fedu2", "aggregator=fedavg"], "byol", "fedavg", "shared"),
+        (["method=fedbyol"], "byol", "fedavg", "local"),
+        (["method=fedbyol", "byol.target=shared"], "byol", "fedavg", "shared"),
+        (["method=fedsimclr"], "simclr", "fedavg", "local"),
+        (["method=fedsimsiam"], "simsiam", "fedavg", "local"),
+    ],
+)
+def test_methods_fill_in_their_choices(settings: list[str], objective: str, aggregator: str, target: str) -> None:
+    resolved = resolve(Experiment.parse({}, settings))
+    assert (resolved.objective, resolved.aggregator, resolved.byol.target) == (objective, aggregator, target)
+    assert resolve(resolved) == resolved
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["method=fedu3"], "unknown method 'fedu3'"),
+        (["method=fedu3"], "did you mean 'fedu2'?"),
+        (["objective=byool"], "did you mean 'byol'?"),
+        (["aggregator=eau"], "unknown aggregator 'eau'"),
+        (["method=fedbyol", "objective=simclr"], "'fedbyol' does not go with objective=simclr: choose from byol"),
+    ],
+)
+def test_unknown_parts_explain_themselves(settings: list[str], sentence: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        resolve(Experiment.parse({}, settings))
+    assert sentence in str(caught.value)

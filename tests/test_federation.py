@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedu2
+from fedu2.data import load_dataset, make_partition
+from fedu2.errors import TrainingError, UsageError
+from fedu2.experiment import Experiment
+from fedu2.federation.backend import Task
+from fedu2.federation.callbacks import Callback
+from fedu2.federation.checkpoint import Checkpoints
+from fedu2.federation.local import LocalBackend
+from fedu2.federation.rounds import FederationState, initial_state, participants, play_round
+from fedu2.methods import Method, Reply, ServerState, build, resolve
+
+ALL = [
+    ["method=fedsimclr"],
+    ["method=fedsimsiam"],
+    ["method=fedbyol"],
+    *(["method=fedu2", f"objective={objective}"] for objective in ("simclr", "simsiam", "byol")),
+    *(["method=fedu2", "fur.weight=0", f"objective={objective}"] for objective in ("simclr", "simsiam", "byol")),
+    *(["method=fedu2", "aggregator=fedavg", f"objective={objective}"] for objective in ("simclr", "simsiam", "byol")),
+]
+
+
+def _with(experiment: Experiment, *settings: str) -> Experiment:
+    return Experiment.parse(experiment.flat(), list(settings))
+
+
+def _weights(path: Path) -> bytes:
+    newest = max((path / "checkpoint").glob("round-*"))
+    files = sorted(newest.glob("*.safetensors"))
+    return b"".join(file.name.encode() + file.read_bytes() for file in files)
+
+
+def _setting(experiment: Experiment) -> tuple[Method, LocalBackend, FederationState, list[int]]:
+    experiment = resolve(experiment)
+    dataset = load_dataset(experiment.dataset, experiment.data)
+    shares = make_partition(dataset, experiment)
+    method = build(experiment)
+    backend = LocalBackend(method, dataset.train, shares)
+    return method, backend, initial_state(method, "cpu"), [len(share) for share in shares]
+
+
+@pytest.mark.parametrize("settings", ALL, ids=" ".join)
+def test_every_method_trains_and_writes_a_run(micro: Experiment, tmp_path: Path, settings: list[str]) -> None:
+    run = fedu2.train(_with(micro, *settings), tmp_path / "run")
+    assert [record["round"] for record in run.history] == [0, 1, 2]
+    assert 0 < run.summary["knn"] <= 100
+    assert run.summary["effective_rank"] >= 1
+    last = run.history[-1]
+    if "fur.weight=0" not in settings and "method=fedu2" in settings:
+        assert 0 < last["fur.mass"] <= 1
+        assert 0 <= last["fur.gap"] < 1e-2
+    else:
+        assert "fur.mass" not in last
+    if run.experiment.aggregator == "eua":
+        assert len(last["eua.weights"]) == len(last["eua.rates"]) == 3
+    images = torch.zeros(2, 3, 16, 16)
+    assert run.encoder()(images).shape == (2, 16)
+
+
+def test_a_clients_update_depends_on_seed_round_and_client_alone(micro: Experiment) -> None:
+    method, backend, state, _ = _setting(micro)
+    tasks = [Task(1, client, 3, 0.05, 0.0) for client in (0, 1, 2)]
+
+    def updates(order: Sequence[Task]) -> dict[int, Reply]:
+        return {reply.client: reply for reply in backend.run(order, state.server, {}, Callback())}
+
+    forward, backward, alone = updates(tasks), updates(tasks[::-1]), updates(tasks[1:2])
+    for client in (0, 1, 2):
+        assert torch.equal(forward[client].model.params, backward[client].model.params)
+        assert torch.equal(forward[client].model.buffers, backward[client].model.buffers)
+    assert torch.equal(forward[1].model.params, alone[1].model.params)
+    later = updates([Task(2, 1, 3, 0.05, 0.0)])
+    assert not torch.equal(later[1].model.params, alone[1].model.params)
+
+
+def test_runs_repeat_and_seeds_differ(micro: Experiment, tmp_path: Path) -> None:
+    first = fedu2.train(micro, tmp_path / "a")
+    again = fedu2.train(micro, tmp_path / "b")
+    other = fedu2.train(_with(micro, "seed=1"), tmp_path / "c")
+    assert _weights(first.path) == _weights(again.path)
+    assert _weights(first.path) != _weights(other.path)
+
+
+def test_participation_draws_the_share_and_varies() -> None:
+    experiment = Experiment.parse({"participation": 0.4})
+    drawn = [participants(experiment, 10, r) for r in range(1, 30)]
+    assert all(len(set(clients)) == 4 and clients == sorted(clients) for clients in drawn)
+    assert len({tuple(clients) for clients in drawn}) > 10
+    assert set().union(*map(set, drawn)) == set(range(10))
+    assert participants(Experiment.parse({"participation": 0.01}), 10, 1) != []
+    assert participants(Experiment(), 5, 1) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("method", ["fedbyol", "fedu2"])
+def test_partial_participation_remembers_absent_clients(micro: Experiment, tmp_path: Path, method: str) -> None:
+    experiment = _with(micro, f"method={method}", "participation=0.4", "rounds=3")
+    run = fedu2.train(experiment, tmp_path / "run")
+    assert all(len(record["clients"]) == 1 for record in run.history[1:])
+    seen = {record["clients"][0] for record in run.history[1:]}
+    newest = max((run.path / "checkpoint").glob("round-*"))
+    memories = {int(path.stem[-4:]) for path in newest.glob("client-*")}
+    assert memories == (seen if method == "fedbyol" else set())
+
+
+def test_clients_smaller_than_a_batch_train(micro: Experiment, tmp_path: Path) -> None:
+    partition = tmp_path / "partition.json"
+    partition.write_text(json.dumps([[0, 1], list(range(2, 10)), list(range(10, 80))]))
+    experiment = _with(micro, "partition=file", f"split.file={partition}", "local_steps=epochs", "local_epochs=1")
+    run = fedu2.train(experiment, tmp_path / "run")
+    assert json.loads((run.path / "partition.json").read_text())["clients"][0] == [0, 1]
+    assert run.history[-1]["loss"] > 0
+
+
+@pytest.mark.parametrize("method", ["fedbyol", "fedu2"])
+@pytest.mark.parametrize("stop_after", [0, 1, 2])
+def test_resume_is_bit_identical(micro: Experiment, tmp_path: Path, method: str, stop_after: int) -> None:
+    experiment = _with(micro, f"method={method}", "rounds=3", "evaluation.every=1")
+    whole = fedu2.train(experiment, tmp_path / "whole")
+
+    class Stop(Callback):
+        def on_epoch(self, report) -> None:
+            if report.task.round == stop_after + 1 and report.task.client == 1:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedu2.train(experiment, tmp_path / "cut", callbacks=[Stop()])
+    resumed = fedu2.train(experiment, tmp_path / "cut", resume=True)
+    assert _weights(resumed.path) == _weights(whole.path)
+    clocks = {"seconds", "samples_per_second"}
+    for ours, theirs in zip(resumed.history, whole.history, strict=True):
+        assert {k: v for k, v in ours.items() if k not in clocks} == {k: v for k, v in theirs.items() if k not in clocks}
+
+
+def test_kill_9_in_the_middle_of_a_round(micro: Experiment, tmp_path: Path) -> None:
+    experiment = _with(micro, "rounds=4", "local_steps=12")
+    config = tmp_path / "config.yaml"
+    config.write_text(experiment.to_yaml())
+    whole = fedu2.train(experiment, tmp_path / "whole")
+
+    out = tmp_path / "killed"
+    command = [sys.executable, "-m", "fedu2.cli", "train", "--config", str(config), "--out", str(out)]
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 120
+        while not list((out / "checkpoint").glob("round-000002")) and time.monotonic() < deadline:
+            assert process.poll() is None, "the run ended before it could be killed"
+            time.sleep(0.005)
+        time.sleep(0.05)  # into round 3
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert process.returncode == -signal.SIGKILL
+    assert not (out / "summary.json").exists()
+    resumed = subprocess.run(
+        [*command, "--resume"], env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resuming after round" in resumed.stdout
+    assert _weights(out) == _weights(whole.path)
+
+
+def test_resume_of_a_finished_run_changes_nothing_and_can_go_further(micro: Experiment, tmp_path: Path) -> None:
+    run = fedu2.train(micro, tmp_path / "run")
+    before = _weights(run.path)
+    fedu2.train(micro, run.path, resume=True)
+    assert _weights(run.path) == before
+    longer = fedu2.train(_with(micro, "rounds=3"), run.path, resume=True)
+    straight = fedu2.train(_with(micro, "rounds=3"), tmp_path / "straight")
+    assert longer.summary["rounds"] == 3
+    assert _weights(longer.path) == _weights(straight.path)
+
+
+def test_a_checkpoint_of_another_configuration_is_refused(micro: Experiment, tmp_path: Path) -> None:
+    run = fedu2.train(micro, tmp_path / "run")
+    with pytest.raises(UsageError, match=r"another configuration: seed was 0 and is now 1"):
+        fedu2.train(_with(micro, "seed=1"), run.path, resume=True)
+    with pytest.raises(UsageError, match="rounds was 2 and is now 3"):
+        fedu2.train(_with(micro, "rounds=3", "optimizer.schedule=cosine"), run.path, resume=True)
+
+
+def test_an_existing_run_is_not_overwritten(micro: Experiment, tmp_path: Path) -> None:
+    run = fedu2.train(micro, tmp_path / "run")
+    before = _weights(run.path)
+    with pytest.raises(UsageError, match="already holds a run: continue it with --resume"):
+        fedu2.train(micro, run.path)
+    assert _weights(run.path) == before
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("precious")
+    with pytest.raises(UsageError, match="is not empty"):
+        fedu2.train(micro, tmp_path / "other")
+    with pytest.raises(UsageError, match="holds no run to resume"):
+        fedu2.train(micro, tmp_path / "nothing", resume=True)
+
+
+def test_a_second_process_is_kept_out(micro: Experiment, tmp_path: Path) -> None:
+    import fcntl
+
+    (tmp_path / "run").mkdir()
+    with (tmp_path / "run" / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(UsageError, match="in use by another process"):
+            fedu2.train(micro, tmp_path / "run")
+
+
+def test_damaged_checkpoints_fall_back_or_are_named(micro: Experiment, tmp_path: Path) -> None:
+    experiment = _with(micro, "rounds=3")
+    run = fedu2.train(experiment, tmp_path / "run")
+    good = _weights(run.path)
+    places = sorted((run.path / "checkpoint").glob("round-*"))
+    assert [place.name for place in places] == ["round-000002", "round-000003"]
+    newest = places[-1] / "server.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[-5] ^= 0xFF
+    newest.write_bytes(data)
+    fedu2.train(experiment, run.path, resume=True)  # plays round 3 again
+    assert _weights(run.path) == good
+    for place in (run.path / "checkpoint").glob("round-*"):
+        (place / "server.safetensors").write_bytes(b"short")
+    with pytest.raises(TrainingError, match=r"server\.safetensors is damaged"):
+        fedu2.train(experiment, run.path, resume=True)
+
+
+def test_a_nan_loss_stops_the_run_and_names_everything(micro: Experiment, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError) as caught:
+        fedu2.train(_with(micro, "optimizer.lr=1e30", "rounds=3"), tmp_path / "run")
+    sentence = str(caught.value)
+    assert "round 1, client 0, step" in sentence
+    assert "there is no checkpoint yet" in sentence
+
+
+class _BrokenLater:
+    """A backend that delivers NaN in round 2."""
+
+    def __init__(self, inner: LocalBackend) -> None:
+        self.inner = inner
+
+    def run(self, tasks: Sequence[Task], server: ServerState, memories: Mapping, observer: Callback) -> Iterator[Reply]:
+        for reply in self.inner.run(tasks, server, memories, observer):
+            if reply.client == 1 and tasks[0].round == 2:
+                reply.model.params[3] = float("nan")
+            yield reply
+
+
+def test_non_finite_weights_never_reach_the_global_model(micro: Experiment) -> None:
+    method, backend, state, examples = _setting(micro)
+    state, _ = play_round(state, method, _BrokenLater(backend), examples, Callback())
+    with pytest.raises(TrainingError, match="parameters of client 1 are not finite after round 2"):
+        play_round(state, method, _BrokenLater(backend), examples, Callback())
+
+
+def test_checkpoint_round_trip(micro: Experiment, tmp_path: Path) -> None:
+    method, backend, state, examples = _setting(_with(micro, "method=fedbyol"))
+    state, _ = play_round(state, method, backend, examples, Callback())
+    layouts = backend.model.layout.prefix(method.stays), backend.model.buffer_layout.prefix(method.stays)
+    checkpoints = Checkpoints(tmp_path / "checkpoint", *layouts)
+    assert checkpoints.latest("cpu") is None
+    checkpoints.save(state, {"seed": 0})
+    loaded, experiment, _ = checkpoints.latest("cpu") or pytest.fail("nothing was written")
+    assert experiment == {"seed": 0}
+    assert torch.equal(loaded.server.model.params, state.server.model.params)
+    assert torch.equal(loaded.server.model.buffers, state.server.model.buffers)
+    assert loaded.memories.keys() == state.memories.keys() == {0, 1, 2}
+    for client, memory in state.memories.items():
+        assert all(torch.equal(loaded.memories[client][name], tensor) for name, tensor in memory.items())
+    assert not list((tmp_path / "checkpoint").glob(".*"))
+
+
+def test_bfloat16_runs_close_to_float32(micro: Experiment, tmp_path: Path) -> None:
+    exact = fedu2.train(micro, tmp_path / "a")
+    rough = fedu2.train(_with(micro, "precision=bfloat16"), tmp_path / "b")
+    assert rough.history[1]["loss"] == pytest.approx(exact.history[1]["loss"], rel=0.05)

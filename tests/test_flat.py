@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fedu2.errors import UsageError
+from fedu2.experiment import Experiment
+from fedu2.federation.flat import FlatModel, ModelState
+from fedu2.models import build_encoder
+from fedu2.objectives import objectives
+
+
+def _byol() -> FlatModel:
+    return FlatModel(objectives["byol"](build_encoder("tiny", 4), Experiment()))
+
+
+def test_parameters_are_views_into_one_vector() -> None:
+    model = _byol()
+    assert model.params.numel() == sum(p.numel() for p in model.module.parameters())
+    model.params.fill_(2.0)
+    assert all(bool((p == 2).all()) for p in model.module.parameters())
+    model.buffers.fill_(3.0)
+    assert all(bool((b == 3).all()) for b in model.module.buffers())
+
+
+def test_flattening_does_not_change_what_the_model_computes() -> None:
+    torch.manual_seed(0)
+    module = objectives["simclr"](build_encoder("tiny", 4), Experiment())
+    x = torch.randn(5, 3, 16, 16)
+    module.eval()
+    before = module.encoder(x)
+    FlatModel(module)
+    assert torch.equal(module.encoder(x), before)
+
+
+def test_gradients_arrive_in_one_vector_and_steps_act_on_it() -> None:
+    torch.manual_seed(0)
+    model = _byol()
+    x1, x2 = torch.randn(4, 3, 16, 16), torch.randn(4, 3, 16, 16)
+    model.module(x1, x2).loss.backward()
+    gathered = torch.cat([p.grad.reshape(-1) for p in model.module.parameters() if p.requires_grad])
+    assert gathered.abs().sum() > 0
+    assert torch.equal(gathered, model.grads)
+    before, target = model.params.clone(), model.section("target").params.clone()
+    torch.optim.SGD([model.trained], lr=0.5).step()
+    n = len(model.trained)
+    assert torch.allclose(model.params[:n], before[:n] - 0.5 * model.grads)
+    assert torch.equal(model.section("target").params, target)
+
+
+def test_trained_sections_come_first_and_prefixes_leave_the_target_out() -> None:
+    model = _byol()
+    sections = list(dict.fromkeys(entry.section for entry in model.layout.entries))
+    assert sections == ["encoder", "projector", "predictor", "target"]
+    assert model.layout.prefix(["target"]).size == len(model.trained)
+    with pytest.raises(ValueError, match="must come last"):
+        model.layout.prefix(["projector"])
+
+
+def test_load_and_state_are_inverse_and_copies() -> None:
+    model = _byol()
+    state = model.state(10, 4)
+    model.params.zero_()
+    assert state.params.abs().sum() > 0
+    model.load(state)
+    assert torch.equal(model.params[:10], state.params)
+    assert model.params[10:].abs().sum() == 0
+    model.load(ModelState(torch.ones(3), torch.ones(2)))
+    assert torch.equal(model.params[:3], torch.ones(3))
+
+
+def test_batch_norm_statistics_still_move() -> None:
+    model = _byol()
+    before = model.buffers.clone()
+    model.module(torch.randn(4, 3, 16, 16), torch.randn(4, 3, 16, 16))
+    assert not torch.equal(before, model.buffers)
+
+
+def test_a_section_trained_in_part_is_refused() -> None:
+    module = nn.Module()
+    module.part = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    module.part[0].requires_grad_(False)
+    with pytest.raises(UsageError, match="trained only in part"):
+        FlatModel(module)
