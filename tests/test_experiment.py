@@ -14,7 +14,9 @@ from fedu2.parsing import keys
 
 
 def test_yaml_round_trip_is_complete_and_equal() -> None:
-    experiment = Experiment.parse({}, ["fur.weight=0.2", "optimizer.lr=1e-3", "eua.guard=null", "views.crop_scale=[0.2,1]"])
+    experiment = Experiment.parse(
+        {}, ["fur.weight=0.2", "optimizer.lr=1e-3", "eua.guard=null", "views.crop_scale=[0.2,1]"]
+    )
     text = experiment.to_yaml()
     assert set(keys(Experiment)) == set(experiment.flat())
     assert Experiment.parse(yaml.safe_load(text)) == experiment
@@ -77,7 +79,9 @@ def test_missing_file_explains_itself(tmp_path: Path) -> None:
         Experiment.load(tmp_path / "nowhere.yaml")
 
 
-@given(st.dictionaries(st.text(max_size=12), st.one_of(st.none(), st.integers(), st.text(max_size=5), st.lists(st.none()))))
+@given(
+    st.dictionaries(st.text(max_size=12), st.one_of(st.none(), st.integers(), st.text(max_size=5), st.lists(st.none())))
+)
 def test_any_mapping_gives_an_experiment_or_a_usage_error(values: dict[str, object]) -> None:
     try:
         assert isinstance(Experiment.parse(values), Experiment)

@@ -141,7 +141,9 @@ def test_resume_is_bit_identical(micro: Experiment, tmp_path: Path, method: str,
     assert _weights(resumed.path) == _weights(whole.path)
     clocks = {"seconds", "samples_per_second"}
     for ours, theirs in zip(resumed.history, whole.history, strict=True):
-        assert {k: v for k, v in ours.items() if k not in clocks} == {k: v for k, v in theirs.items() if k not in clocks}
+        assert {k: v for k, v in ours.items() if k not in clocks} == {
+            k: v for k, v in theirs.items() if k not in clocks
+        }
 
 
 def test_kill_9_in_the_middle_of_a_round(micro: Experiment, tmp_path: Path) -> None:

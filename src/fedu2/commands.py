@@ -60,11 +60,12 @@ def _title(experiment: Experiment) -> str:
 def _next_steps(console: Console, run: Run, compared: bool) -> None:
     more = 2 * run.experiment.rounds
     console.print("What to type next:")
-    if not compared:
-        console.print("  fedu2 train --compare                                   against plain FedAvg, at equal cost")
-    console.print(f"  fedu2 train --resume --out {run.path} rounds={more}", highlight=False)
-    console.print(f"  tensorboard --logdir {run.path.parent}", highlight=False)
-    console.print(f"  python -c \"import fedu2; print(fedu2.Run('{run.path}').encoder())\"", highlight=False)
+    for command in (
+        *([] if compared else ["fedu2 train --compare  # against plain FedAvg, at equal cost"]),
+        f"fedu2 train --resume --out {run.path} rounds={more}  # train on",
+        f"tensorboard --logdir {run.path.parent}  # curves",
+    ):
+        console.print(f"  {command}", highlight=False, soft_wrap=True)
 
 
 def list_keys(console: Console) -> None:

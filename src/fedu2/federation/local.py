@@ -69,7 +69,7 @@ def train_client(
     sums: dict[str, float] = {}
 
     for step, batch in enumerate(local_batches(share, task.steps, experiment, order), start=1):
-        view1, view2 = two_views(images[batch.to(images.device)], recipes, noise)
+        view1, view2 = map(_channels_last, two_views(images[batch.to(images.device)], recipes, noise))
         with torch.autocast(images.device.type, torch.bfloat16, enabled=experiment.precision == "bfloat16"):
             loss, terms = method.loss(learner, view1, view2, noise)
         model.grads.zero_()
@@ -86,6 +86,11 @@ def train_client(
             observer.on_epoch(EpochReport(task, step, samples - reported, means))
             history, reported = [], samples
     return samples, {name: value / task.steps for name, value in sums.items()}
+
+
+def _channels_last(view: Tensor) -> Tensor:
+    """The memory order in which convolutions are faster, on CPUs and on tensor cores; they hand it on."""
+    return view.contiguous(memory_format=torch.channels_last)
 
 
 def _read(names: Sequence[str], history: Sequence[Tensor], task: Task, step: int) -> dict[str, float]:

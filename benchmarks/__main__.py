@@ -1,0 +1,9 @@
+"""All CPU benchmarks, one after another: `make bench`."""
+
+from __future__ import annotations
+
+from benchmarks import min_norm, transport, views
+
+for benchmark in (transport, min_norm, views):
+    print(f"\n{benchmark.__name__}\n")
+    benchmark.main()
