@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -79,14 +80,30 @@ def test_missing_file_explains_itself(tmp_path: Path) -> None:
         Experiment.load(tmp_path / "nowhere.yaml")
 
 
-@given(
-    st.dictionaries(st.text(max_size=12), st.one_of(st.none(), st.integers(), st.text(max_size=5), st.lists(st.none())))
-)
+NAMES = st.sampled_from([*keys(Experiment), "fur", "eua", "x", "fur.x", "", "."]) | st.text(max_size=8)
+VALUES = st.none() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers(), max_size=3)
+
+
+@given(st.dictionaries(NAMES, VALUES, max_size=4))
 def test_any_mapping_gives_an_experiment_or_a_usage_error(values: dict[str, object]) -> None:
-    try:
+    with contextlib.suppress(UsageError):
         assert isinstance(Experiment.parse(values), Experiment)
-    except UsageError as error:
-        assert str(error)
+
+
+@given(st.text(max_size=20))
+def test_any_assignment_gives_an_experiment_or_a_usage_error(text: str) -> None:
+    with contextlib.suppress(UsageError):
+        assert isinstance(Experiment.parse({}, [text]), Experiment)
+
+
+def test_the_sample_has_defaults_of_its_own() -> None:
+    small, paper = Experiment(), Experiment(dataset="cifar10")
+    assert (small.encoder, small.clients, small.optimizer.lr) == ("tiny", 5, 0.06)
+    assert (paper.encoder, paper.clients, paper.optimizer.lr) == ("resnet18", 10, 0.032)
+    assert (paper.batch_size, paper.local_epochs, paper.rounds, paper.fur.weight) == (128, 5, 100, 0.1)
+    mixed = Experiment.parse({"optimizer.momentum": 0.5, "clients": 3})
+    assert (mixed.optimizer.momentum, mixed.optimizer.lr, mixed.clients) == (0.5, 0.06, 3)
+    assert Experiment.parse(paper.flat(), ["dataset=sample"]).encoder == "resnet18"  # what is set stays set
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toy import colours, play
 
 from fedu2.experiment import Experiment
 from fedu2.methods import methods
 from fedu2.regularizers import sphere_points
 from fedu2.seeds import generator
 from fedu2.views import RECIPES, two_views
+from toy import colours, play
 
 RED, GREEN = (255, 0, 0), (0, 255, 0)  # c = (2, −2, −2) and (−2, 2, −2)
 

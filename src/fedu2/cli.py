@@ -11,7 +11,6 @@ from typing import Annotated
 import click
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from fedu2._version import __version__
 from fedu2.errors import FedU2Error
@@ -55,14 +54,9 @@ def train(
 @app.command()
 def methods(debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False) -> None:
     """List the methods, with their objectives and references."""
-    from fedu2.methods import methods as known
+    from fedu2.commands import list_methods
 
-    table = Table("method", "what it does", "objectives", "aggregator", "BYOL target", "reference")
-    for name in known:
-        card = known[name]
-        target = card.target if "byol" in card.objectives else "–"
-        table.add_row(name, card.summary, ", ".join(card.objectives), card.aggregator, target, card.reference)
-    Console().print(table)
+    list_methods(Console())
 
 
 @app.command()

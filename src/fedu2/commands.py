@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from rich.console import Console
 from rich.table import Table
 
 from fedu2.console import Progress, result_table
 from fedu2.data import cache_directory
 from fedu2.data import datasets as known_datasets
-from fedu2.experiment import Experiment
+from fedu2.experiment import SAMPLE_DEFAULTS, Experiment
+from fedu2.methods import methods as known_methods
 from fedu2.methods import resolve
+from fedu2.parsing import choices, leaves
 from fedu2.run import Run, train
 from fedu2.rundir import RunDirectory
 
-__all__ = ["list_datasets", "list_keys", "run_training"]
+__all__ = ["list_datasets", "list_keys", "list_methods", "run_training"]
 
 
 def run_training(
@@ -70,30 +73,46 @@ def _next_steps(console: Console, run: Run, compared: bool) -> None:
 
 def list_keys(console: Console) -> None:
     """`fedu2 train --keys`."""
-    table = Table("key", "default", "meaning")
-    for key, default, meaning in _keys(Experiment, ""):
-        table.add_row(key, default, meaning)
+    sample = dict(leaves(SAMPLE_DEFAULTS))
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in ("key", "default", "on the sample"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("meaning")
+    for key, field in _fields(Experiment, ""):
+        words = choices(Experiment, key)
+        meaning = [field.description or "", f"({' | '.join(words)})" if words else ""]
+        special = _shown(sample[key]) if key in sample else ""
+        table.add_row(key, _shown(field.default), special, " ".join(filter(None, meaning)))
     console.print(table)
 
 
-def _keys(options: type[BaseModel], prefix: str) -> list[tuple[str, str, str]]:
-    rows: list[tuple[str, str, str]] = []
+def _fields(options: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
     for name, field in options.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            rows += _keys(field.annotation, f"{prefix}{name}.")
+            yield from _fields(field.annotation, f"{prefix}{name}.")
         else:
-            rows.append((prefix + name, _shown(field.default), field.description or ""))
-    return rows
+            yield prefix + name, field
 
 
 def _shown(default: Any) -> str:
     return "–" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
 
 
+def list_methods(console: Console) -> None:
+    """`fedu2 methods`."""
+    for name in known_methods:
+        card = known_methods[name]
+        target = f" · BYOL target {card.target}" if "byol" in card.objectives else ""
+        console.print(f"[bold]{name}[/bold]  {card.summary}", highlight=False)
+        console.print(
+            f"    objectives {', '.join(card.objectives)} · aggregator {card.aggregator}{target}", highlight=False
+        )
+        console.print(f"    {card.reference}\n", style="dim", highlight=False)
+
+
 def list_datasets(console: Console) -> None:
     """`fedu2 datasets`."""
-    table = Table("data set", "what it is")
     for name in known_datasets:
-        table.add_row(name, (known_datasets[name].__doc__ or "").strip().splitlines()[0])
-    console.print(table)
-    console.print(f"Looked for under data.root, and under {cache_directory()}.", highlight=False)
+        summary = (known_datasets[name].__doc__ or "").strip().splitlines()[0]
+        console.print(f"[bold]{name}[/bold]  {summary}", highlight=False)
+    console.print(f"Looked for under data.root, and under {cache_directory()}.", highlight=False, soft_wrap=True)

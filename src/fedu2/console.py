@@ -127,7 +127,6 @@ def _round_line(record: Mapping[str, Any], rounds: int) -> str:
         "knn": "kNN {:.1f} %",
         "effective_rank": "rank {:.1f}",
         "samples_per_second": "{:.0f} samples/s",
-        "seconds": "{:.1f} s",
     }
     parts += [form.format(record[name]) for name, form in formats.items() if name in record]
     return "  ".join(parts) + ("  (untrained)" if record["round"] == 0 else "")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedu2 import parsing
 
@@ -63,14 +63,14 @@ class ViewOptions(Options):
     recipe: Literal["auto", "simclr", "byol", "simsiam", "weak", "none"] = Field(
         "auto", description="named set of augmentations; auto: that of the objective"
     )
-    crop_scale: tuple[float, float] | None = None
-    flip: float | None = Field(None, ge=0, le=1)
+    crop_scale: tuple[float, float] | None = Field(None, description="range of the crop's share of the area")
+    flip: float | None = Field(None, ge=0, le=1, description="probability of a horizontal flip")
     jitter: float | None = Field(None, ge=0, le=1, description="probability of colour jitter")
-    brightness: float | None = Field(None, ge=0)
-    contrast: float | None = Field(None, ge=0)
-    saturation: float | None = Field(None, ge=0)
-    hue: float | None = Field(None, ge=0, le=0.5)
-    grayscale: float | None = Field(None, ge=0, le=1)
+    brightness: float | None = Field(None, ge=0, description="strength of the jitter")
+    contrast: float | None = Field(None, ge=0, description="strength of the jitter")
+    saturation: float | None = Field(None, ge=0, description="strength of the jitter")
+    hue: float | None = Field(None, ge=0, le=0.5, description="strength of the jitter")
+    grayscale: float | None = Field(None, ge=0, le=1, description="probability of grayscale")
     blur: float | None = Field(None, ge=0, le=1, description="probability of Gaussian blur")
     solarize: float | None = Field(None, ge=0, le=1, description="probability of solarisation of the second view")
 
@@ -85,13 +85,13 @@ class HeadOptions(Options):
 class SimCLROptions(Options):
     """NT-Xent."""
 
-    temperature: float = Field(0.5, gt=0)
+    temperature: float = Field(0.5, gt=0, description="τ of NT-Xent")
 
 
 class BYOLOptions(Options):
     """The target network θ' ← m θ' + (1 − m) θ, moved after every step."""
 
-    momentum: float = Field(0.99, ge=0, le=1)
+    momentum: float = Field(0.99, ge=0, le=1, description="m")
     momentum_schedule: Literal["constant", "cosine"] = Field(
         "constant", description="cosine: m rises to 1 over the rounds, as in the BYOL paper"
     )
@@ -104,10 +104,10 @@ class BYOLOptions(Options):
 class OptimizerOptions(Options):
     """The clients' local optimizer; its state starts afresh in every round."""
 
-    name: Literal["sgd", "adam", "adamw"] = "sgd"
-    lr: float = Field(0.032, gt=0)
+    name: Literal["sgd", "adam", "adamw"] = Field("sgd", description="its state starts afresh in every round")
+    lr: float = Field(0.032, gt=0, description="learning rate")
     momentum: float = Field(0.9, ge=0, lt=1, description="sgd only")
-    weight_decay: float = Field(1e-4, ge=0)
+    weight_decay: float = Field(1e-4, ge=0, description="on all parameters")
     betas: tuple[float, float] = Field((0.9, 0.999), description="adam and adamw only")
     schedule: Literal["constant", "cosine"] = Field("constant", description="of the learning rate over rounds")
 
@@ -120,7 +120,9 @@ class FUROptions(Options):
         "cosine",
         description="cosine: unit masses, cost 1 − ⟨z, s⟩, moves mass; literal: as printed, moves none",
     )
-    solver: Literal["sinkhorn", "fast", "exact"] = "sinkhorn"
+    solver: Literal["sinkhorn", "fast", "exact"] = Field(
+        "sinkhorn", description="of the transport problem; `fedu2.regularizers.transport` has their accuracy"
+    )
     output: Literal["projector", "encoder"] = Field("projector", description="the output that FUR acts on")
     tau_a: float = Field(0.8, gt=0, description="τ_a, penalty on the marginal of the batch")
     tau_b: float = Field(0.8, gt=0, description="τ_b, penalty on the marginal of the reference points")
@@ -149,27 +151,46 @@ class EvaluationOptions(Options):
     every: int = Field(1, ge=0, description="evaluate every n rounds; 0: after the last round only")
     k: int = Field(200, ge=1, description="neighbours in kNN")
     temperature: float = Field(0.1, gt=0, description="of the kNN vote")
-    batch_size: int = Field(512, ge=1)
+    batch_size: int = Field(512, ge=1, description="images a forward pass")
+
+
+# What suits the embedded sample on two CPU cores, in place of the paper's setting.
+SAMPLE_DEFAULTS: dict[str, Any] = {
+    "clients": 5,
+    "encoder": "tiny",
+    "rounds": 10,
+    "local_epochs": 2,
+    "batch_size": 64,
+    "optimizer": {"lr": 0.06},
+    "byol": {"momentum": 0.9},
+    "views": {"crop_scale": (0.35, 1.0)},
+    "evaluation": {"every": 2},
+}
 
 
 class Experiment(Options):
-    """Every choice that influences a result. The defaults are the demonstration on the embedded sample."""
+    """Every choice that influences a result.
 
-    method: str = "fedu2"
+    The defaults are the paper's cross-silo setting; with `dataset=sample`, `SAMPLE_DEFAULTS` take their place.
+    """
+
+    method: str = Field("fedu2", description="what clients and server compute; `fedu2 methods` lists them")
     objective: str | None = Field(None, description="ℓ_a: simclr, simsiam or byol; default: that of the method")
     aggregator: str | None = Field(None, description="fedavg or eua; default: that of the method")
 
-    dataset: str = "sample"
-    clients: int = Field(5, ge=1, description="K")
-    partition: Literal["dirichlet", "iid", "classes", "quantity", "file", "folders"] = "dirichlet"
+    dataset: str = Field("sample", description="where images come from; `fedu2 datasets` lists them")
+    clients: int = Field(10, ge=1, description="K")
+    partition: Literal["dirichlet", "iid", "classes", "quantity", "file", "folders"] = Field(
+        "dirichlet", description="how training images are dealt out"
+    )
     alpha: float = Field(0.1, gt=0, description="concentration of the Dirichlet and quantity-skew partitions")
 
-    encoder: str = "tiny"
+    encoder: str = Field("resnet18", description="F: tiny, resnet10, resnet18, resnet34, resnet50, or your own")
     width: int | None = Field(None, ge=1, description="channels of the first stage; default: that of the encoder")
 
-    rounds: int = Field(8, ge=1)
+    rounds: int = Field(100, ge=1, description="R")
     participation: float = Field(1.0, gt=0, le=1, description="share of clients drawn in each round")
-    local_epochs: int = Field(2, ge=1, description="E")
+    local_epochs: int = Field(5, ge=1, description="E")
     local_steps: int | Literal["epochs", "equal"] = Field(
         "epochs",
         description="epochs: E passes; equal: small clients make more passes, so that all do about as many "
@@ -182,7 +203,7 @@ class Experiment(Options):
     )
     client_weights: Literal["size", "uniform"] = Field("size", description="FedAvg weights: n_k/n or 1/K")
 
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, description="of every random choice")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
     precision: Literal["float32", "bfloat16"] = Field("float32", description="of forward passes (autocast)")
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
@@ -197,6 +218,14 @@ class Experiment(Options):
     fur: FUROptions = FUROptions()
     eua: EUAOptions = EUAOptions()
     evaluation: EvaluationOptions = EvaluationOptions()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sized_for_the_data(cls, values: Any) -> Any:
+        """Lay the sample's defaults under what was set."""
+        if not isinstance(values, dict) or values.get("dataset", "sample") != "sample":
+            return values
+        return parsing.laid_over(SAMPLE_DEFAULTS, values)
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], assignments: Sequence[str] = ()) -> Experiment:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from fedu2.errors import UsageError, did_you_mean
 
-__all__ = ["keys", "leaves", "parse", "read_yaml"]
+__all__ = ["choices", "keys", "laid_over", "leaves", "parse", "read_yaml"]
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -44,6 +44,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UsageError(f"the configuration {str(path)!r} must hold keys and values")
     return values
+
+
+def laid_over(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values`, with `defaults` where they say nothing; groups of keys are merged."""
+    merged = dict(defaults)
+    for key, value in values.items():
+        group = defaults.get(key)
+        both = isinstance(group, Mapping) and isinstance(value, Mapping)
+        merged[key] = {**group, **value} if both else value  # type: ignore[dict-item]
+    return merged
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -108,7 +118,7 @@ def _explain(model: type[BaseModel], error: ValidationError) -> str:
         key = ".".join(path)
         return f"unknown key {key!r}{did_you_mean(key, keys(model)) or '; `fedu2 train --keys` lists all keys'}"
     key = ".".join(path[: _depth(model, path)])
-    allowed = _choices(model, key)
+    allowed = choices(model, key)
     if allowed:
         near = did_you_mean(str(problem["input"]), allowed)
         return f"{key}={_shown(problem['input'])} is not allowed: choose from {', '.join(allowed)}{near}"
@@ -126,7 +136,7 @@ def _depth(model: type[BaseModel], path: Sequence[str]) -> int:
     return next((n for n in range(len(path), 0, -1) if ".".join(path[:n]) in known), len(path))
 
 
-def _choices(model: type[BaseModel], key: str) -> list[str]:
+def choices(model: type[BaseModel], key: str) -> list[str]:
     """The words that a key allows, if it allows only (or also) words."""
     options = model
     *groups, name = key.split(".")

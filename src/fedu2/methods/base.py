@@ -18,10 +18,11 @@ from fedu2.aggregators import Aggregator, Updates, aggregators
 from fedu2.errors import UsageError
 from fedu2.experiment import Experiment
 from fedu2.federation.flat import FlatModel, ModelState
-from fedu2.models import build_encoder
+from fedu2.models import build_encoder, encoders
 from fedu2.objectives import Objective, Outcome, objectives
 from fedu2.registry import Registry
 from fedu2.seeds import derive
+from fedu2.views import views_for
 
 __all__ = ["Memory", "Method", "MethodCard", "Regularizer", "Reply", "ServerState", "method", "methods", "resolve"]
 
@@ -172,6 +173,8 @@ def resolve(experiment: Experiment) -> Experiment:
         raise UsageError(f"method {experiment.method!r} does not go with objective={objective}: choose from {allowed}")
     aggregator = experiment.aggregator or card.aggregator
     aggregators[aggregator]
+    encoders[experiment.encoder]
+    views_for(experiment.views, objective)
     target = card.target if experiment.byol.target == "auto" else experiment.byol.target
     return experiment.with_(objective=objective, aggregator=aggregator, byol__target=target)
 
