@@ -87,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
     except click.ClickException as error:
         return _fail(error, f"{error.format_message()} (see fedu2 --help)", 2, "--debug" in arguments)
     except (KeyboardInterrupt, click.Abort) as error:
-        return _fail(error, "interrupted; continue with `fedu2 train --resume`", 130, False)
+        return _fail(error, "interrupted", 130, False)
     except MemoryError as error:
         return _fail(error, "out of memory: try a smaller batch_size or encoder", 1, "--debug" in arguments)
     except OSError as error:

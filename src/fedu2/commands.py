@@ -14,6 +14,7 @@ from rich.table import Table
 from fedu2.console import Progress, result_table
 from fedu2.data import cache_directory
 from fedu2.data import datasets as known_datasets
+from fedu2.errors import Interrupted
 from fedu2.experiment import SAMPLE_DEFAULTS, Experiment
 from fedu2.methods import methods as known_methods
 from fedu2.methods import resolve
@@ -32,8 +33,12 @@ def run_training(
         out = RunDirectory.newest()
     experiment = _experiment(settings, config, out if resume else None)
     out = out or RunDirectory.new_name(experiment)
-    compared = _fedavg(console, experiment, out, resume) if compare else None
-    run = train(experiment, out, resume=resume, callbacks=[Progress(console, _title(experiment))])
+    try:
+        compared = _fedavg(console, experiment, out, resume) if compare else None
+        run = train(experiment, out, resume=resume, callbacks=[Progress(console, _title(experiment))])
+    except KeyboardInterrupt:
+        again = "--compare " if compare else ""
+        raise Interrupted(f"interrupted; continue with: fedu2 train --resume {again}--out {out}") from None
     console.print()
     console.print(result_table(_title(experiment), run.summary, compared.summary if compared else None, run.path))
     _next_steps(console, run, compare)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["DataError", "FedU2Error", "TrainingError", "UsageError", "did_you_mean"]
+__all__ = ["DataError", "FedU2Error", "Interrupted", "TrainingError", "UsageError", "did_you_mean"]
 
 
 class FedU2Error(Exception):
@@ -30,6 +30,12 @@ class DataError(FedU2Error):
 
 class TrainingError(FedU2Error):
     """Training cannot go on: a non-finite loss, a damaged or foreign checkpoint."""
+
+
+class Interrupted(FedU2Error):
+    """The user stopped a run."""
+
+    exit_code = 130
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

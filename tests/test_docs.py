@@ -1,0 +1,50 @@
+"""What the documents show runs as shown."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+import fedu2
+from fedu2.experiment import Experiment
+from fedu2.parsing import keys
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def test_the_extensions_in_the_guide_train(micro: Experiment, tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "extending.md").read_text(), flags=re.S)
+    assert len(blocks) == 3
+    for block in blocks:
+        exec(compile(block, "extending.md", "exec"), {})
+    run = fedu2.train(micro.with_(method="feduniform", encoder="mine", aggregator="median"), tmp_path / "run")
+    assert run.history[-1]["uniform"] < 0
+    assert run.experiment.encoder == "mine"
+
+
+@pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda path: path.name)
+def test_recipes_are_valid(recipe: Path) -> None:
+    assert Experiment.load(recipe).rounds >= 1
+    assert yaml.safe_load(recipe.read_text())["method"]
+
+
+def test_keys_in_the_documents_exist() -> None:
+    """Every `key=value` in a code span or an indented command line names a real key."""
+    known = set(keys(Experiment))
+    text = "\n".join(page.read_text() for page in PAGES)
+    commands = re.findall(r"^ {4}(fedu2 train .*?)(?:\s+#.*)?$", text, flags=re.M)
+    spans = re.findall(r"`([a-z_.0-9]+)=[^`]*`", text)
+    used = {word.partition("=")[0] for command in commands for word in command.split() if "=" in word} | set(spans)
+    assert "fur.weight" in used
+    assert used <= known
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for page in PAGES:
+        prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+        for target in re.findall(r"\]\(([^)#:]+)\)", prose):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
