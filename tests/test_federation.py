@@ -16,12 +16,11 @@ import fedu2
 from fedu2.data import load_dataset, make_partition
 from fedu2.errors import TrainingError, UsageError
 from fedu2.experiment import Experiment
-from fedu2.federation.backend import Task
 from fedu2.federation.callbacks import Callback
 from fedu2.federation.checkpoint import Checkpoints
 from fedu2.federation.local import LocalBackend
 from fedu2.federation.rounds import FederationState, initial_state, participants, play_round
-from fedu2.methods import Method, Reply, ServerState, build, resolve
+from fedu2.methods import Method, Reply, ServerState, Task, build, resolve
 
 ALL = [
     ["method=fedsimclr"],

@@ -14,8 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fedu2.experiment import Experiment
-from fedu2.federation.backend import EpochReport, Task
+from fedu2.federation.backend import EpochReport
 from fedu2.federation.callbacks import Callback
+from fedu2.methods import Task
 
 __all__ = ["Progress", "result_table"]
 

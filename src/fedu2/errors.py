@@ -32,7 +32,7 @@ class TrainingError(FedU2Error):
     """Training cannot go on: a non-finite loss, a damaged or foreign checkpoint."""
 
 
-class Interrupted(FedU2Error):
+class Interrupted(FedU2Error):  # noqa: N818 (nothing went wrong)
     """The user stopped a run."""
 
     exit_code = 130

@@ -61,6 +61,8 @@ def train(
 
     directory = RunDirectory(Path(out) if out else RunDirectory.new_name(experiment))
     with directory.locked():
+        if resume:
+            shares = directory.partition(len(dataset.train)) or shares
         federation = _Federation(method, dataset, shares, directory, Callbacks([*callbacks, TensorBoard()]))
         federation.play(resume)
     return Run(directory.path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -13,11 +14,13 @@ from typing import Any
 
 from torch import Tensor
 
-from fedu2.data import save_partition
-from fedu2.errors import TrainingError, UsageError
+from fedu2.data import load_partition, save_partition
+from fedu2.errors import DataError, TrainingError, UsageError
 from fedu2.experiment import Experiment
 
 __all__ = ["RunDirectory"]
+
+log = logging.getLogger("fedu2")
 
 # Keys that may change when a run is resumed, for they do not influence the result (or say where it ends).
 FREE_KEYS = ("device", "checkpoint_every", "data.root", "data.download", "evaluation.")
@@ -90,6 +93,15 @@ class RunDirectory:
     def write_config(self, experiment: Experiment) -> None:
         """Write the complete experiment."""
         write_atomically(self.path / "config.yaml", experiment.to_yaml())
+
+    def partition(self, images: int) -> list[Tensor] | None:
+        """The clients' shares of `images` training images as the run began with them, if they can still be read."""
+        path = self.path / "partition.json"
+        try:
+            return load_partition(path, images)
+        except DataError as error:
+            log.warning("%s; the partition is made anew from the seed", error)
+            return None
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add a round to metrics.jsonl."""

@@ -6,20 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from fedu2.methods import Memory, Reply, ServerState
+from fedu2.methods import Memory, Reply, ServerState, Task
 
-__all__ = ["Backend", "EpochReport", "Observer", "Task"]
-
-
-@dataclass(frozen=True)
-class Task:
-    """One client's work in one round. Its randomness depends on (seed, round, client) and on nothing else."""
-
-    round: int  # from 1
-    client: int
-    steps: int
-    lr: float
-    progress: float  # share of rounds that are over, in [0, 1)
+__all__ = ["Backend", "EpochReport", "Observer"]
 
 
 @dataclass(frozen=True)

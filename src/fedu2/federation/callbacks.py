@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedu2.experiment import Experiment
-from fedu2.federation.backend import EpochReport, Task
+from fedu2.federation.backend import EpochReport
+from fedu2.methods import Task
 
 __all__ = ["Callback", "Callbacks", "TensorBoard"]
 

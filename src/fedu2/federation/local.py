@@ -12,11 +12,11 @@ from torch import Tensor
 
 from fedu2.data import ImageSet
 from fedu2.errors import TrainingError
-from fedu2.federation.backend import EpochReport, Observer, Task
+from fedu2.federation.backend import EpochReport, Observer
 from fedu2.federation.batches import batches_in_epoch, local_batches
 from fedu2.federation.flat import FlatModel
 from fedu2.federation.optimizers import make_optimizer
-from fedu2.methods import Memory, Method, Reply, ServerState
+from fedu2.methods import Batch, Memory, Method, Reply, ServerState, Task
 from fedu2.objectives import Objective
 from fedu2.seeds import generator
 from fedu2.views import two_views, views_for
@@ -38,7 +38,7 @@ class LocalBackend:
     ) -> Iterator[Reply]:
         """Train the tasks in order."""
         for task in tasks:
-            self.method.receive(self.model, server, memories.get(task.client))
+            self.method.receive(self.model, server, memories.get(task.client), task)
             share = self.shares[task.client]
             samples, metrics = train_client(self.method, self.model, self.images, share, task, observer)
             yield Reply(
@@ -46,7 +46,7 @@ class LocalBackend:
                 examples=len(share),
                 samples=samples,
                 model=self.model.state(*self.method.travelling(self.model)),
-                memory=self.method.remember(self.model),
+                memory=self.method.remember(self.model, task),
                 metrics=metrics,
             )
 
@@ -68,17 +68,18 @@ def train_client(
     reported = samples = 0
     sums: dict[str, float] = {}
 
-    for step, batch in enumerate(local_batches(share, task.steps, experiment, order), start=1):
-        view1, view2 = map(_channels_last, two_views(images[batch.to(images.device)], recipes, noise))
+    for step, indices in enumerate(local_batches(share, task.steps, experiment, order), start=1):
+        views = two_views(images[indices.to(images.device)], recipes, noise)
+        batch = Batch(*map(_channels_last, views))
         with torch.autocast(images.device.type, torch.bfloat16, enabled=experiment.precision == "bfloat16"):
-            loss, terms = method.loss(learner, view1, view2, noise)
+            loss, terms = method.loss(learner, batch, noise)
         model.grads.zero_()
         loss.backward()
         optimizer.step()
         learner.after_step(task.progress)
 
         history.append(torch.stack([term.float() for term in terms.values()]))
-        samples += len(batch)
+        samples += len(indices)
         if step % batches == 0 or step == task.steps:
             means = _read(tuple(terms), history, task, step)
             for name, mean in means.items():

@@ -2,27 +2,18 @@
 
 from fedu2.methods import fedu2 as _fedu2  # the files register their methods
 from fedu2.methods import plain as _plain
-from fedu2.methods.base import (
-    Memory,
-    Method,
-    MethodCard,
-    Regularizer,
-    Reply,
-    ServerState,
-    build,
-    method,
-    methods,
-    resolve,
-    stays_for,
-)
+from fedu2.methods.base import Batch, Memory, Method, Regularizer, Reply, ServerState, Task
+from fedu2.methods.cards import MethodCard, build, method, methods, resolve, stays_for
 
 __all__ = [
+    "Batch",
     "Memory",
     "Method",
     "MethodCard",
     "Regularizer",
     "Reply",
     "ServerState",
+    "Task",
     "build",
     "method",
     "methods",

@@ -7,24 +7,29 @@ processes or networks, which are a backend's business.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from fedu2.aggregators import Aggregator, Updates, aggregators
-from fedu2.errors import UsageError
+from fedu2.aggregators import Aggregator, Updates
 from fedu2.experiment import Experiment
 from fedu2.federation.flat import FlatModel, ModelState
-from fedu2.models import build_encoder, encoders
+from fedu2.models import build_encoder
 from fedu2.objectives import Objective, Outcome, objectives
-from fedu2.registry import Registry
 from fedu2.seeds import derive
-from fedu2.views import views_for
 
-__all__ = ["Memory", "Method", "MethodCard", "Regularizer", "Reply", "ServerState", "method", "methods", "resolve"]
+__all__ = [
+    "Batch",
+    "Memory",
+    "Method",
+    "Regularizer",
+    "Reply",
+    "ServerState",
+    "Task",
+]
 
 Memory = Mapping[str, Tensor]
 """What a client keeps between rounds: named tensors, nothing hidden."""
@@ -36,6 +41,25 @@ class Regularizer(Protocol):
     def __call__(self, outcome: Outcome, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
         """The weighted term, and what to log (scalars)."""
         ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """One client's work in one round. Its randomness depends on (seed, round, client) and on nothing else."""
+
+    round: int  # from 1
+    client: int
+    steps: int
+    lr: float
+    progress: float  # share of rounds that are over, in [0, 1)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a client trains on in one step: two views (N, 3, S, S) of the same images."""
+
+    view1: Tensor
+    view2: Tensor
 
 
 @dataclass(frozen=True)
@@ -82,7 +106,7 @@ class Method:
         """How many leading parameters and buffers travel."""
         return model.layout.prefix(self.stays).size, model.buffer_layout.prefix(self.stays).size
 
-    def receive(self, model: FlatModel, server: ServerState, memory: Memory | None) -> None:
+    def receive(self, model: FlatModel, server: ServerState, memory: Memory | None, task: Task) -> None:
         """Client: take the global model in. Sections that stay come from memory or, at first sight, from the start."""
         model.load(server.model)
         if not self.stays:
@@ -95,11 +119,9 @@ class Method:
             section.params.copy_(memory[f"{name}.params"])
             section.buffers.copy_(memory[f"{name}.buffers"])
 
-    def loss(
-        self, learner: Objective, view1: Tensor, view2: Tensor, generator: torch.Generator
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, learner: Objective, batch: Batch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
         """Client: L = ℓ_a + Σ weighted regularisers, and its terms to log."""
-        outcome = learner(view1, view2)
+        outcome = learner(batch.view1, batch.view2)
         total, terms = outcome.loss, {"align": outcome.loss.detach()}
         for regularizer in self.regularizers:
             term, logged = regularizer(outcome, generator)
@@ -107,7 +129,7 @@ class Method:
             terms.update(logged)
         return total, {"loss": total.detach(), **terms}
 
-    def remember(self, model: FlatModel) -> Memory:
+    def remember(self, model: FlatModel, task: Task) -> Memory:
         """Client: what to keep for the next time."""
         kept: dict[str, Tensor] = {}
         for name in self.stays:
@@ -128,62 +150,3 @@ class Method:
 def _learner(model: FlatModel) -> Objective:
     assert isinstance(model.module, Objective)
     return model.module
-
-
-@dataclass(frozen=True)
-class MethodCard:
-    """A method's entry in the registry: how to build it, and what it is."""
-
-    build: Callable[[Experiment], Method]
-    summary: str
-    reference: str
-    objectives: tuple[str, ...]  # the first is the default
-    aggregator: str
-    target: Literal["shared", "local"]  # of BYOL's target network
-
-
-methods: Registry[MethodCard] = Registry("method")
-
-
-def method(
-    name: str,
-    *,
-    objectives: tuple[str, ...],
-    reference: str,
-    aggregator: str = "fedavg",
-    target: Literal["shared", "local"] = "local",
-) -> Callable[[Callable[[Experiment], Method]], Callable[[Experiment], Method]]:
-    """Decorator: register a function that composes a method; its docstring's first line is the summary."""
-
-    def add(build: Callable[[Experiment], Method]) -> Callable[[Experiment], Method]:
-        summary = (build.__doc__ or "").strip().splitlines()[0] if build.__doc__ else ""
-        methods.register(name)(MethodCard(build, summary, reference, objectives, aggregator, target))
-        return build
-
-    return add
-
-
-def resolve(experiment: Experiment) -> Experiment:
-    """The experiment with every choice that it leaves to its method filled in, and checked."""
-    card = methods[experiment.method]
-    objective = experiment.objective or card.objectives[0]
-    objectives[objective]  # an unknown name explains itself
-    if objective not in card.objectives:
-        allowed = ", ".join(card.objectives)
-        raise UsageError(f"method {experiment.method!r} does not go with objective={objective}: choose from {allowed}")
-    aggregator = experiment.aggregator or card.aggregator
-    aggregators[aggregator]
-    encoders[experiment.encoder]
-    views_for(experiment.views, objective)
-    target = card.target if experiment.byol.target == "auto" else experiment.byol.target
-    return experiment.with_(objective=objective, aggregator=aggregator, byol__target=target)
-
-
-def build(experiment: Experiment) -> Method:
-    """The method of a resolved experiment."""
-    return methods[experiment.method].build(experiment)
-
-
-def stays_for(experiment: Experiment) -> tuple[str, ...]:
-    """The sections that stay at the client: BYOL's target network, unless it is shared."""
-    return ("target",) if experiment.objective == "byol" and experiment.byol.target == "local" else ()

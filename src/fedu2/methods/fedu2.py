@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from fedu2.aggregators import aggregators
 from fedu2.experiment import Experiment
-from fedu2.methods.base import Method, Regularizer, method, stays_for
+from fedu2.methods.base import Method, Regularizer
+from fedu2.methods.cards import method, stays_for
 from fedu2.regularizers.term import FUR
 
 __all__ = ["fedu2"]

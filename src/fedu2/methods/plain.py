@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from fedu2.aggregators import aggregators
 from fedu2.experiment import Experiment
-from fedu2.methods.base import Method, method, stays_for
+from fedu2.methods.base import Method
+from fedu2.methods.cards import method, stays_for
 
 __all__ = ["fedbyol", "fedsimclr", "fedsimsiam"]
 
