@@ -66,7 +66,7 @@ def test_train_ends_with_the_table(tmp_path: Path, capsys: pytest.CaptureFixture
         "checkpoint",
         "tensorboard",
     }
-    plain = Experiment.load(tmp_path / "run-fedavg" / "config.yaml")
+    plain = Experiment.load(out / "fedavg" / "config.yaml")
     ours = Experiment.load(out / "config.yaml")
     assert (plain.aggregator, plain.fur.weight) == ("fedavg", 0.0)
     assert ours.with_(aggregator="fedavg", fur__weight=0.0) == plain
@@ -203,3 +203,11 @@ def test_device_auto_is_the_cpu_without_cuda() -> None:
 
     expected = "cuda" if torch.cuda.is_available() else "cpu"
     assert choose_device("auto").type == expected
+
+
+def test_an_interrupted_comparison_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "run")
+    assert main(["train", "--out", out, *SMALL]) == 0
+    assert main(["train", "--resume", "--compare", "--out", out]) == 0
+    assert "kNN, FedAvg at equal cost" in capsys.readouterr().out
+    assert main(["train", "--resume", "--compare", "--out", out]) == 0

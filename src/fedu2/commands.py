@@ -34,8 +34,8 @@ def run_training(
     experiment = _experiment(settings, config, out if resume else None)
     out = out or RunDirectory.new_name(experiment)
     try:
-        compared = _fedavg(console, experiment, out, resume) if compare else None
         run = train(experiment, out, resume=resume, callbacks=[Progress(console, _title(experiment))])
+        compared = _fedavg(console, experiment, out) if compare else None
     except KeyboardInterrupt:
         again = "--compare " if compare else ""
         raise Interrupted(f"interrupted; continue with: fedu2 train --resume {again}--out {out}") from None
@@ -51,12 +51,12 @@ def _experiment(settings: Sequence[str], config: Path | None, resumed: Path | No
     return resolve(Experiment.load(config, settings) if config else Experiment.parse({}, settings))
 
 
-def _fedavg(console: Console, experiment: Experiment, out: Path, resume: bool) -> Run:
-    """The same training without FUR and EUA, written beside the run."""
+def _fedavg(console: Console, experiment: Experiment, out: Path) -> Run:
+    """The same training without FUR and EUA, written inside the run; goes on where it was interrupted."""
     plain = experiment.with_(aggregator="fedavg", fur__weight=0.0)
-    beside = out.with_name(out.name + "-fedavg")
-    go_on = resume and (beside / "config.yaml").exists()
-    return train(plain, beside, resume=go_on, callbacks=[Progress(console, "FedAvg, for comparison")])
+    inside = out / "fedavg"
+    begun = (inside / "config.yaml").exists()
+    return train(plain, inside, resume=begun, callbacks=[Progress(console, "FedAvg, for comparison")])
 
 
 def _title(experiment: Experiment) -> str:

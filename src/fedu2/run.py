@@ -60,6 +60,8 @@ def train(
     dataset = dataset.to(device)
 
     directory = RunDirectory(Path(out) if out else RunDirectory.new_name(experiment))
+    if resume:
+        directory.check_same(experiment)
     with directory.locked():
         if resume:
             shares = directory.partition(len(dataset.train)) or shares
@@ -132,8 +134,7 @@ class _Federation:
         return initial_state(self.method, self.dataset.train.images.device)
 
     def _resumed(self) -> FederationState | None:
-        """The state of the last whole checkpoint, if the directory holds one of this very experiment."""
-        self.directory.check_same(self.experiment)
+        """The state of the last whole checkpoint, if there is one yet."""
         found = self.checkpoints.latest(self.dataset.train.images.device)
         if found is None:
             self.directory.forget_rounds_after(-1)
