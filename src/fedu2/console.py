@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -22,7 +22,7 @@ __all__ = ["Progress", "result_table"]
 
 
 class Progress(Callback):
-    """A live line on a terminal, and one line a round that stays; elsewhere only the latter."""
+    """Live lines on a terminal, and one line a round that stays; elsewhere only the latter."""
 
     def __init__(self, console: Console, title: str = "") -> None:
         self.console = console
@@ -52,7 +52,7 @@ class Progress(Callback):
     def on_epoch(self, report: EpochReport) -> None:
         self._clock.advance(report)
         if self._live is not None:
-            self._live.update(self._line(report))
+            self._live.update(self._lines(report))
 
     def on_round(self, record: Mapping[str, Any]) -> None:
         self.console.print(_round_line(record, self._experiment.rounds), highlight=False)
@@ -61,16 +61,16 @@ class Progress(Callback):
         if self._live is not None:
             self._live.stop()
 
-    def _line(self, report: EpochReport) -> Table:
+    def _lines(self, report: EpochReport) -> Group:
         place = next(i for i, task in enumerate(self._tasks) if task.client == report.task.client) + 1
-        terms = "  ".join(f"{name} {value:.3f}" for name, value in report.terms.items() if name != "fur.gap")
-        text = (
-            f"round {report.task.round}/{self._experiment.rounds}  client {place}/{len(self._tasks)}  {terms}  "
+        where = (
+            f"round {report.task.round}/{self._experiment.rounds}  client {place}/{len(self._tasks)}  "
             f"{self._clock.speed():.0f} samples/s  {_span(self._clock.left())} left"
         )
-        line = Table.grid(padding=(0, 1))
-        line.add_row(ProgressBar(total=1.0, completed=self._clock.share(), width=24), Text(text, overflow="ellipsis"))
-        return line
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(ProgressBar(total=1.0, completed=self._clock.share(), width=24), Text(where, no_wrap=True))
+        terms = "  ".join(f"{name} {value:.3f}" for name, value in report.terms.items() if name != "fur.gap")
+        return Group(bar, Text(terms, style="dim", no_wrap=True, overflow="ellipsis"))
 
 
 class _Clock:
