@@ -9,9 +9,10 @@ READY := $(VENV)/.ready
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $@
+	@echo "Setting up $(VENV) (once, a minute or two) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
 
 demo: $(READY)
 	$(BIN)/fedu2 train

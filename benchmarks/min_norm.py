@@ -16,7 +16,7 @@ from collections.abc import Callable
 import cvxpy as cp
 import numpy as np
 import torch
-from scipy.optimize import minimize, nnls
+from scipy.optimize import nnls
 from torch import Tensor
 
 from fedu2.aggregators.min_norm import kkt_residual, min_norm_weights
@@ -55,20 +55,6 @@ def by_nnls(gram: Tensor) -> Tensor:
     return on_simplex(solution)
 
 
-def by_slsqp(gram: Tensor) -> Tensor:
-    G, K = gram.numpy(), len(gram)
-    result = minimize(
-        lambda p: p @ G @ p,
-        np.full(K, 1 / K),
-        jac=lambda p: 2 * G @ p,
-        bounds=[(0, 1)] * K,
-        constraints={"type": "eq", "fun": lambda p: p.sum() - 1, "jac": lambda p: np.ones(K)},
-        method="SLSQP",
-        options={"ftol": 1e-15, "maxiter": 500},
-    )
-    return on_simplex(result.x)
-
-
 def on_simplex(p: np.ndarray) -> Tensor:
     weights = torch.from_numpy(np.asarray(p, dtype=np.float64)).clamp_min(0)
     return weights / weights.sum()
@@ -78,7 +64,6 @@ SOLVERS: dict[str, Callable[[Tensor], Tensor]] = {
     "fedu2": by_min_norm,
     "cvxpy (Clarabel)": by_clarabel,
     "scipy nnls": by_nnls,
-    "scipy SLSQP": by_slsqp,
 }
 
 

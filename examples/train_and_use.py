@@ -27,7 +27,7 @@ def main(out: str | None = None, *settings: str) -> None:
     assert dataset.train.labels is not None and dataset.test.labels is not None  # noqa: PT018
     for query, neighbour in enumerate(nearest.tolist()):
         ours, theirs = int(dataset.test.labels[query]), int(dataset.train.labels[neighbour])
-        print(f"{dataset.classes[ours]:>10}: nearest training image is a {dataset.classes[theirs]}")
+        print(f"{dataset.classes[ours]:>10}: nearest training image: {dataset.classes[theirs]}")
 
 
 if __name__ == "__main__":

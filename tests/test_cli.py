@@ -102,11 +102,13 @@ def test_resume_finds_the_newest_run_and_its_configuration(
         (["device=quantum"], 2, "device=quantum cannot be used"),
         (["clients=5000"], 1, "4000 images cannot be dealt to 5000 clients"),
         (["clients=1000"], 1, "min_size"),
-        (["partition=file", "split.file=/nowhere.json"], 1, "/nowhere.json"),
-        (["--config", "/nowhere.yaml"], 2, "cannot read the configuration"),
-        (["--resume", "--out", "/nowhere/run"], 2, "/nowhere"),
+        (["partition=file", "split.file=nowhere.json"], 1, "nowhere.json"),
+        (["--config", "nowhere.yaml"], 2, "cannot read the configuration"),
+        (["--resume", "--out", "nowhere/run"], 2, "nowhere/run holds no run to resume"),
         (["--flag"], 2, "--flag"),
-        (["dataset=cifar10", "data.root=/nowhere", "data.download=false"], 1, "cifar-10-binary.tar.gz"),
+        (["dataset=cifar10", "data.root=nowhere", "data.download=false"], 1, "cifar-10-binary.tar.gz"),
+        (["dataset=cifar100", "data.root=.", "data.download=false"], 1, "cifar-100-binary.tar.gz"),
+        (["fur=3"], 2, "fur is a group of keys: set fur.weight"),
         (["views.crop_scale=[0.9,0.1]"], 2, "crop_scale"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -124,7 +126,7 @@ def test_bad_input_is_one_sentence(
     got, said = _fails(capsys, "train", *arguments)
     assert got == code
     assert sentence in said
-    assert not list(tmp_path.glob("runs/*")), "a request that fails at once leaves nothing behind"
+    assert not list(tmp_path.iterdir()), "a request that fails at once leaves nothing behind"
 
 
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,3 +213,26 @@ def test_an_interrupted_comparison_goes_on(tmp_path: Path, capsys: pytest.Captur
     assert main(["train", "--resume", "--compare", "--out", out]) == 0
     assert "kNN, FedAvg at equal cost" in capsys.readouterr().out
     assert main(["train", "--resume", "--compare", "--out", out]) == 0
+
+
+def test_images_that_changed_are_refused_on_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDU2_CACHE", str(tmp_path / "cache"))
+    for name in ("north", "south"):
+        _images(tmp_path / "sites" / name, 10)
+    out = ["--out", str(tmp_path / "run")]
+    settings = ["dataset=folder", f"data.root={tmp_path / 'sites'}", "encoder=tiny", *SMALL]
+    assert main(["train", *out, *settings]) == 0
+    _images(tmp_path / "sites" / "south", 12, size=(30, 30))
+    code, said = _fails(capsys, "train", "--resume", *out, "rounds=2")
+    assert code == 2
+    assert "are not those that the run" in said
+
+
+def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert "train" in capsys.readouterr().out
+    code, said = _fails(capsys, "trian")
+    assert code == 2
+    assert said.count("Did you mean") == 1

@@ -34,6 +34,13 @@ def test_assignments_lie_over_the_file(tmp_path: Path) -> None:
     assert (experiment.fur.tau_a, experiment.fur.tau_b) == (0.75, 0.25)
 
 
+def test_the_constructor_explains_itself_too() -> None:
+    with pytest.raises(UsageError, match=r"unknown key 'metod'; did you mean 'method'\?"):
+        Experiment(metod="fedu2")
+    with pytest.raises(UsageError, match="alpha=0 is not allowed"):
+        Experiment(alpha=0)
+
+
 def test_with_replaces_single_fields() -> None:
     experiment = Experiment().with_(clients=3, fur__weight=0.0)
     assert (experiment.clients, experiment.fur.weight) == (3, 0.0)
@@ -56,7 +63,7 @@ def test_with_replaces_single_fields() -> None:
         ("fur.weight=nan", "fur.weight=.nan is not allowed"),
         ("participation=1.5", "less than or equal to 1"),
         ("fur.weight.x=3", "fur.weight"),
-        ("fur=3", "fur=3 is not allowed"),
+        ("fur=3", "fur is a group of keys: set fur.weight, fur.form, fur.solver, ..."),
         ("rounds=[", "cannot be read"),
     ],
 )

@@ -6,8 +6,8 @@ from torch import nn
 
 from fedu2.errors import UsageError
 from fedu2.experiment import Experiment
-from fedu2.federation.flat import FlatModel, ModelState
 from fedu2.models import build_encoder
+from fedu2.models.flat import FlatModel, ModelState
 from fedu2.objectives import objectives
 
 

@@ -14,7 +14,7 @@ def main(run_path: str, out: str, commit: str = "") -> None:
     """Configuration, environment, commit and history, as the program wrote them."""
     run = fedu2.Run(Path(run_path))
     record = {
-        "experiment": run.experiment.flat(),
+        "experiment": {key: value for key, value in run.experiment.flat().items() if key != "data.root"},
         "environment": environment(choose_device(run.experiment.device)),
         "commit": commit,
         "summary": summarise(run.history),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 from rich.console import Console
 from rich.table import Table
 
@@ -18,9 +20,9 @@ from fedu2.errors import Interrupted
 from fedu2.experiment import SAMPLE_DEFAULTS, Experiment
 from fedu2.methods import methods as known_methods
 from fedu2.methods import resolve
-from fedu2.parsing import choices, leaves
+from fedu2.parsing import choices, fields, leaves
 from fedu2.run import Run, train
-from fedu2.rundir import RunDirectory
+from fedu2.rundir import RunDirectory, open_ended
 
 __all__ = ["list_datasets", "list_keys", "list_methods", "run_training"]
 
@@ -35,13 +37,14 @@ def run_training(
     out = out or RunDirectory.new_name(experiment)
     try:
         run = train(experiment, out, resume=resume, callbacks=[Progress(console, _title(experiment))])
-        compared = _fedavg(console, experiment, out) if compare else None
+        compared = _fedavg(console, run) if compare else None
     except KeyboardInterrupt:
         again = "--compare " if compare else ""
         raise Interrupted(f"interrupted; continue with: fedu2 train --resume {again}--out {out}") from None
     console.print()
-    console.print(result_table(_title(experiment), run.summary, compared.summary if compared else None, run.path))
-    _next_steps(console, run, compare)
+    plain = compared.summary if compared else _earlier_comparison(run)
+    console.print(result_table(_title(experiment), run.summary, plain, run.path))
+    _next_steps(console, run, plain is not None)
 
 
 def _experiment(settings: Sequence[str], config: Path | None, resumed: Path | None) -> Experiment:
@@ -51,12 +54,19 @@ def _experiment(settings: Sequence[str], config: Path | None, resumed: Path | No
     return resolve(Experiment.load(config, settings) if config else Experiment.parse({}, settings))
 
 
-def _fedavg(console: Console, experiment: Experiment, out: Path) -> Run:
+def _fedavg(console: Console, run: Run) -> Run:
     """The same training without FUR and EUA, written inside the run; goes on where it was interrupted."""
-    plain = experiment.with_(aggregator="fedavg", fur__weight=0.0)
-    inside = out / "fedavg"
+    plain = run.experiment.with_(aggregator="fedavg", fur__weight=0.0)
+    inside = run.path / "fedavg"
     begun = (inside / "config.yaml").exists()
     return train(plain, inside, resume=begun, callbacks=[Progress(console, "FedAvg, for comparison")])
+
+
+def _earlier_comparison(run: Run) -> dict[str, Any] | None:
+    """The summary of a comparison of the same length that was made before."""
+    path = run.path / "fedavg" / "summary.json"
+    summary = Run(path.parent).summary if path.exists() else None
+    return summary if summary and summary["rounds"] == run.summary["rounds"] else None
 
 
 def _title(experiment: Experiment) -> str:
@@ -66,14 +76,27 @@ def _title(experiment: Experiment) -> str:
 
 
 def _next_steps(console: Console, run: Run, compared: bool) -> None:
-    more = 2 * run.experiment.rounds
+    """Commands that work when they are typed as printed."""
+    program, experiment = _program(), run.experiment
+    unlike_fedavg = experiment.aggregator != "fedavg" or experiment.method == "fedu2"
+    go_on = f"{program} train --resume --out {shlex.quote(str(run.path))}"
+    commands = [
+        *([f"{go_on} --compare  # against plain FedAvg, at equal cost"] if unlike_fedavg and not compared else []),
+        *([f"{go_on} rounds={2 * experiment.rounds}  # train on"] if open_ended(experiment) else []),
+        f"{Path(program).with_name('tensorboard')} --logdir {shlex.quote(str(run.path.parent))}  # curves",
+    ]
     console.print("What to type next:")
-    for command in (
-        *([] if compared else ["fedu2 train --compare  # against plain FedAvg, at equal cost"]),
-        f"fedu2 train --resume --out {run.path} rounds={more}  # train on",
-        f"tensorboard --logdir {run.path.parent}  # curves",
-    ):
-        console.print(f"  {command}", highlight=False, soft_wrap=True)
+    for command in commands:
+        console.print(f"  {command}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _program() -> str:
+    """How this program was called: by its name where that is found, else by its path."""
+    called = Path(sys.argv[0])
+    found = shutil.which("fedu2")
+    if called.name != "fedu2" or (found and Path(found).resolve() == called.resolve()):
+        return "fedu2"
+    return os.path.relpath(called) if called.is_relative_to(Path.cwd()) or not called.is_absolute() else str(called)
 
 
 def list_keys(console: Console) -> None:
@@ -83,20 +106,12 @@ def list_keys(console: Console) -> None:
     for column in ("key", "default", "on the sample"):
         table.add_column(column, no_wrap=True)
     table.add_column("meaning")
-    for key, field in _fields(Experiment, ""):
+    for key, field in fields(Experiment):
         words = choices(Experiment, key)
         meaning = [field.description or "", f"({' | '.join(words)})" if words else ""]
         special = _shown(sample[key]) if key in sample else ""
         table.add_row(key, _shown(field.default), special, " ".join(filter(None, meaning)))
     console.print(table)
-
-
-def _fields(options: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
-    for name, field in options.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _fields(field.annotation, f"{prefix}{name}.")
-        else:
-            yield prefix + name, field
 
 
 def _shown(default: Any) -> str:

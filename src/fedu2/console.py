@@ -35,12 +35,11 @@ class Progress(Callback):
     def on_start(self, experiment: Experiment, directory: Path, round_: int) -> None:
         self._experiment = experiment
         self._clock = _Clock(rounds=experiment.rounds - round_)
-        how = f"resuming after round {round_}" if round_ else f"{experiment.rounds} rounds"
-        self.console.print(
-            f"[bold]{self.title or experiment.method}[/bold] · {experiment.objective} · {experiment.dataset} · "
-            f"{experiment.encoder} · {how} → {directory}",
-            highlight=False,
-        )
+        length = f"{experiment.rounds} round{'s' if experiment.rounds > 1 else ''}"
+        how = f"resuming after round {round_} of {experiment.rounds}" if round_ else length
+        title = self.title or f"{experiment.method} with {experiment.objective}"
+        self.console.print(f"[bold]{title}[/bold] · {experiment.dataset}, {experiment.encoder}, {how} → ", end="")
+        self.console.print(str(directory), highlight=False, markup=False, soft_wrap=True)
         if self.console.is_terminal:
             self._live = Live(console=self.console, refresh_per_second=4, transient=True)
             self._live.start()

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
 from fedu2 import parsing
+from fedu2.errors import UsageError
 
 __all__ = [
     "BYOLOptions",
@@ -91,7 +92,7 @@ class SimCLROptions(Options):
 class BYOLOptions(Options):
     """The target network θ' ← m θ' + (1 − m) θ, moved after every step."""
 
-    momentum: float = Field(0.99, ge=0, le=1, description="m")
+    momentum: float = Field(0.99, ge=0, le=1, description="m of the target network")
     momentum_schedule: Literal["constant", "cosine"] = Field(
         "constant", description="cosine: m rises to 1 over the rounds, as in the BYOL paper"
     )
@@ -179,7 +180,7 @@ class Experiment(Options):
     aggregator: str | None = Field(None, description="fedavg or eua; default: that of the method")
 
     dataset: str = Field("sample", description="where images come from; `fedu2 datasets` lists them")
-    clients: int = Field(10, ge=1, description="K")
+    clients: int = Field(10, ge=1, description="K, the number of clients")
     partition: Literal["dirichlet", "iid", "classes", "quantity", "file", "folders"] = Field(
         "dirichlet", description="how training images are dealt out"
     )
@@ -188,16 +189,16 @@ class Experiment(Options):
     encoder: str = Field("resnet18", description="F: tiny, resnet10, resnet18, resnet34, resnet50, or your own")
     width: int | None = Field(None, ge=1, description="channels of the first stage; default: that of the encoder")
 
-    rounds: int = Field(100, ge=1, description="R")
+    rounds: int = Field(100, ge=1, description="R, rounds of communication")
     participation: float = Field(1.0, gt=0, le=1, description="share of clients drawn in each round")
-    local_epochs: int = Field(5, ge=1, description="E")
+    local_epochs: int = Field(5, ge=1, description="E, passes of a client over its images in a round")
     local_steps: int | Literal["epochs", "equal"] = Field(
         "epochs",
         description="epochs: E passes; equal: small clients make more passes, so that all do about as many "
         "steps; a number: exactly so many steps",
     )
     max_local_epochs: int = Field(10, ge=1, description="local_steps=equal: most passes of a small client")
-    batch_size: int = Field(128, ge=2, description="B")
+    batch_size: int = Field(128, ge=2, description="B, images in a step")
     last_batch: Literal["drop", "keep", "fill"] = Field(
         "drop", description="a partial last batch of an epoch: left out, trained as it is, or filled up"
     )
@@ -219,18 +220,21 @@ class Experiment(Options):
     eua: EUAOptions = EUAOptions()
     evaluation: EvaluationOptions = EvaluationOptions()
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _sized_for_the_data(cls, values: Any) -> Any:
-        """Lay the sample's defaults under what was set."""
-        if not isinstance(values, dict) or values.get("dataset", "sample") != "sample":
-            return values
-        return parsing.laid_over(SAMPLE_DEFAULTS, values)
+    def _validated(cls, values: Any, handler: ModelWrapValidatorHandler[Experiment]) -> Experiment:
+        """Lay the sample's defaults under what was set, and tell what is wrong in our own words."""
+        if isinstance(values, dict) and values.get("dataset", "sample") == "sample":
+            values = parsing.laid_over(SAMPLE_DEFAULTS, values)
+        try:
+            return handler(values)
+        except ValidationError as error:
+            raise UsageError(parsing.explain(cls, error)) from None
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], assignments: Sequence[str] = ()) -> Experiment:
         """An experiment from nested `values`, with `key=value` assignments (YAML scalars) laid over them."""
-        return parsing.parse(cls, values, assignments)
+        return cls.model_validate(parsing.tree(values, assignments))
 
     @classmethod
     def load(cls, path: str | Path, assignments: Sequence[str] = ()) -> Experiment:

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from fedu2.errors import UsageError, did_you_mean
 
-__all__ = ["choices", "keys", "laid_over", "leaves", "parse", "read_yaml"]
-
-Model = TypeVar("Model", bound=BaseModel)
+__all__ = ["choices", "explain", "fields", "keys", "laid_over", "leaves", "read_yaml", "tree"]
 
 
-def parse(model: type[Model], values: Mapping[str, Any], assignments: Sequence[str] = ()) -> Model:
-    """A `model` from nested or dotted `values`, with `key=value` assignments (YAML scalars) laid over them."""
-    tree = _nested(values)
+def tree(values: Mapping[str, Any], assignments: Sequence[str] = ()) -> dict[str, Any]:
+    """Nested or dotted `values`, nested, with `key=value` assignments (YAML scalars) laid over them."""
+    nested = _nested(values)
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals:
             raise UsageError(f"{assignment!r} is not of the form key=value")
-        _assign(tree, key.strip(), _scalar(key, text))
-    try:
-        return model.model_validate(tree)
-    except ValidationError as error:
-        raise UsageError(_explain(model, error)) from None
+        _assign(nested, key.strip(), _scalar(key, text))
+    return nested
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -65,13 +61,18 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield prefix + key, value
 
 
-def keys(options: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """All keys that can be set, dotted."""
+def fields(options: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """All keys that can be set, dotted, with their descriptions."""
     for name, field in options.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from keys(field.annotation, f"{prefix}{name}.")
+            yield from fields(field.annotation, f"{prefix}{name}.")
         else:
-            yield prefix + name
+            yield prefix + name, field
+
+
+def keys(options: type[BaseModel]) -> list[str]:
+    """All keys that can be set, dotted."""
+    return [key for key, _ in fields(options)]
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,7 +110,7 @@ def _scalar(key: str, text: str) -> Any:
     return value
 
 
-def _explain(model: type[BaseModel], error: ValidationError) -> str:
+def explain(model: type[BaseModel], error: ValidationError) -> str:
     """The first problem that pydantic found, as one sentence in our words."""
     problems = error.errors()
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
@@ -118,6 +119,9 @@ def _explain(model: type[BaseModel], error: ValidationError) -> str:
         key = ".".join(path)
         return f"unknown key {key!r}{did_you_mean(key, keys(model)) or '; `fedu2 train --keys` lists all keys'}"
     key = ".".join(path[: _depth(model, path)])
+    inside = [known for known in keys(model) if known.startswith(f"{key}.")]
+    if inside:
+        return f"{key} is a group of keys: set {', '.join(inside[:3])}{', ...' if len(inside) > 3 else ''}"
     allowed = choices(model, key)
     if allowed:
         near = did_you_mean(str(problem["input"]), allowed)

@@ -25,17 +25,22 @@ class Registry(Generic[T]):
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._parts: dict[str, T] = {}
+        self._sealed: frozenset[str] = frozenset()
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Decorator: make a part known as `name`. A name can be taken only once."""
+        """Decorator: make a part known as `name`. Yours may be redefined (in a notebook, say), built-in ones not."""
 
         def add(part: T) -> T:
-            if name in self._parts:
-                raise ValueError(f"{self.kind} {name!r} is registered already")
+            if name in self._sealed:
+                raise ValueError(f"{self.kind} {name!r} is built in: choose another name")
             self._parts[name] = part
             return part
 
         return add
+
+    def seal(self) -> None:
+        """Called when the package has registered its own parts: their names are taken for good."""
+        self._sealed = frozenset(self._parts)
 
     def __getitem__(self, name: str) -> T:
         if name not in self._parts:

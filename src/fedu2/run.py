@@ -10,9 +10,10 @@ tensorboard/      the same numbers for TensorBoard
 
 from __future__ import annotations
 
+import logging
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,21 +23,23 @@ import torch
 from torch import Tensor, nn
 
 from fedu2._version import __version__
-from fedu2.data import Dataset, load_dataset, make_partition
+from fedu2.data import Dataset, ImageSet, load_dataset, make_partition
 from fedu2.errors import DataError, TrainingError, UsageError
 from fedu2.evaluation.monitor import evaluate
 from fedu2.experiment import Experiment
 from fedu2.federation.backend import Backend
 from fedu2.federation.callbacks import Callback, Callbacks, TensorBoard
 from fedu2.federation.checkpoint import Checkpoints
-from fedu2.federation.flat import FlatModel
 from fedu2.federation.local import LocalBackend
 from fedu2.federation.rounds import FederationState, initial_state, play_round
 from fedu2.methods import Method, build, resolve
+from fedu2.models.flat import FlatModel
 from fedu2.objectives import Objective
 from fedu2.rundir import RunDirectory
 
 __all__ = ["Run", "train"]
+
+log = logging.getLogger("fedu2")
 
 
 def train(
@@ -45,10 +48,12 @@ def train(
     *,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
+    backend: Callable[[Method, ImageSet, Sequence[Tensor]], Backend] = LocalBackend,
 ) -> Run:
     """Train one encoder over the clients of `experiment` and write everything under `out`.
 
-    With `resume` a run that was interrupted goes on from its last checkpoint and ends as if it had not been.
+    With `resume` a run that was interrupted goes on from its last checkpoint and ends as if it had not been. `backend`
+    makes what executes the clients, from the method, the training images and the clients' shares of them.
     """
     experiment = resolve(experiment)
     device = choose_device(experiment.device)
@@ -57,16 +62,20 @@ def train(
     _check_shares(shares, dataset)
     experiment = experiment.with_(clients=len(shares))  # folders and files bring their own number
     method = build(experiment)
+    if device.type == "cpu" and experiment.precision == "bfloat16":
+        log.warning("precision=bfloat16 is slow on most CPUs; precision=float32 is the default")
+    fingerprint = dataset.train.digest()
     dataset = dataset.to(device)
 
     directory = RunDirectory(Path(out) if out else RunDirectory.new_name(experiment))
     if resume:
-        directory.check_same(experiment)
+        directory.check_same(experiment, fingerprint)
     with directory.locked():
         if resume:
             shares = directory.partition(len(dataset.train)) or shares
-        federation = _Federation(method, dataset, shares, directory, Callbacks([*callbacks, TensorBoard()]))
-        federation.play(resume)
+        clients = backend(method, dataset.train, shares)
+        federation = _Federation(method, clients, dataset, shares, directory, Callbacks([*callbacks, TensorBoard()]))
+        federation.play(resume, fingerprint)
     return Run(directory.path)
 
 
@@ -94,29 +103,35 @@ class _Federation:
     """A run in progress: plays rounds, evaluates, and writes everything down."""
 
     def __init__(
-        self, method: Method, dataset: Dataset, shares: Sequence[Tensor], directory: RunDirectory, watch: Callback
+        self,
+        method: Method,
+        backend: Backend,
+        dataset: Dataset,
+        shares: Sequence[Tensor],
+        directory: RunDirectory,
+        watch: Callback,
     ) -> None:
         self.method = method
+        self.backend = backend
         self.experiment = method.experiment
         self.dataset = dataset
         self.examples = [len(share) for share in shares]
         self.shares = shares
         self.directory = directory
         self.watch = watch
-        device = dataset.train.images.device
-        self.backend: Backend = LocalBackend(method, dataset.train, shares)
-        self.global_model = FlatModel(method.learner(), device)
+        self.global_model = FlatModel(method.learner(), dataset.train.images.device)
         self.checkpoints = Checkpoints(
             directory.path / "checkpoint",
             self.global_model.layout.prefix(method.stays),
             self.global_model.buffer_layout.prefix(method.stays),
         )
 
-    def play(self, resume: bool) -> None:
+    def play(self, resume: bool, fingerprint: str) -> None:
         """All rounds that are still to be played."""
         state = self._resumed() if resume else None
         if state is None:
-            state = self._fresh()
+            self.directory.create(self.experiment, self.shares, fingerprint)
+            state = initial_state(self.method, self.dataset.train.images.device)
         self.watch.on_start(self.experiment, self.directory.path, state.round)
         try:
             if not self.directory.history():
@@ -128,10 +143,6 @@ class _Federation:
             raise TrainingError(f"{error}; {self._last_good()}") from None
         finally:
             self.watch.close()
-
-    def _fresh(self) -> FederationState:
-        self.directory.create(self.experiment, self.shares)
-        return initial_state(self.method, self.dataset.train.images.device)
 
     def _resumed(self) -> FederationState | None:
         """The state of the last whole checkpoint, if there is one yet."""
@@ -160,7 +171,6 @@ class _Federation:
 
     def _measured(self, state: FederationState, record: dict[str, Any]) -> dict[str, Any]:
         self.global_model.load(state.server.model)
-        assert isinstance(self.global_model.module, Objective)
         return record | evaluate(self.global_model.module, self.dataset, self.experiment)
 
     def _write(self, record: Mapping[str, Any]) -> None:
@@ -249,7 +259,6 @@ class Run:
         if found is None:
             raise TrainingError(f"{self.path} has no checkpoint yet")
         model.load(found[0].server.model)
-        assert isinstance(model.module, Objective)
         return model.module.eval()
 
     def encoder(self, device: torch.device | str = "cpu") -> nn.Module:

@@ -17,8 +17,9 @@ from torch import Tensor
 from fedu2.data import load_partition, save_partition
 from fedu2.errors import DataError, TrainingError, UsageError
 from fedu2.experiment import Experiment
+from fedu2.files import write_atomically
 
-__all__ = ["RunDirectory"]
+__all__ = ["RunDirectory", "open_ended"]
 
 log = logging.getLogger("fedu2")
 
@@ -63,28 +64,41 @@ class RunDirectory:
                 raise UsageError(f"{self.path} is in use by another process") from None
             yield
 
-    def create(self, experiment: Experiment, shares: Sequence[Tensor]) -> None:
+    def create(self, experiment: Experiment, shares: Sequence[Tensor], images: str) -> None:
         """Start a new run here; a directory that holds something else is left alone."""
         taken = [path.name for path in self.path.iterdir() if path.name != ".lock"]
         if "config.yaml" in taken and self.history():
             raise UsageError(f"{self.path} already holds a run: continue it with --resume, or choose another --out")
-        strangers = set(taken) - {"config.yaml", "partition.json", "metrics.jsonl", "checkpoint", "tensorboard"}
+        strangers = set(taken) - {
+            "config.yaml",
+            "partition.json",
+            "images.blake2b",
+            "metrics.jsonl",
+            "checkpoint",
+            "tensorboard",
+        }
         if strangers:
             raise UsageError(f"{self.path} is not empty ({sorted(strangers)[0]}): choose another --out")
         self.write_config(experiment)
         save_partition(self.path / "partition.json", shares)
+        write_atomically(self.path / "images.blake2b", images + "\n")
 
-    def check_same(self, experiment: Experiment) -> None:
-        """Refuse to go on with an experiment that differs from the one that was begun here."""
+    def check_same(self, experiment: Experiment, images: str) -> None:
+        """Refuse to go on with an experiment, or with images, other than those that the run began with."""
         if not (self.path / "config.yaml").exists():
             raise UsageError(f"{self.path} holds no run to resume")
         ours, theirs = experiment.flat(), self.config().flat()
-        free = [*FREE_KEYS, *(["rounds"] if _open_ended(experiment) else [])]
+        free = [*FREE_KEYS, *(["rounds"] if open_ended(experiment) else [])]
         changed = [k for k in ours if ours[k] != theirs[k] and not any(k.startswith(key) for key in free)]
         if changed:
             shown = ", ".join(f"{key} was {theirs[key]} and is now {ours[key]}" for key in changed[:3])
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             raise UsageError(f"the run in {self.path} has another configuration: {shown}{more}")
+        begun_with = self.path / "images.blake2b"
+        if begun_with.exists() and begun_with.read_text(encoding="utf-8").strip() != images:
+            raise UsageError(
+                f"the images of dataset={experiment.dataset} are not those that the run in {self.path} began with"
+            )
 
     def config(self) -> Experiment:
         """The experiment that was begun here."""
@@ -143,16 +157,6 @@ class RunDirectory:
         return path
 
 
-def _open_ended(experiment: Experiment) -> bool:
+def open_ended(experiment: Experiment) -> bool:
     """Whether the number of rounds has no influence on any single round."""
     return experiment.optimizer.schedule == "constant" and experiment.byol.momentum_schedule == "constant"
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file's content: readers and crashes see the old or the new, never a part."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with draft.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)

@@ -7,3 +7,5 @@ from fedu2.aggregators.base import Aggregate, Aggregator, Updates, aggregators
 __all__ = ["Aggregate", "Aggregator", "Updates", "aggregators"]
 
 del _eua, _fedavg
+
+aggregators.seal()

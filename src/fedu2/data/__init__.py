@@ -18,3 +18,5 @@ __all__ = [
     "partition",
     "save_partition",
 ]
+
+datasets.seal()

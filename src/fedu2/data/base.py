@@ -8,6 +8,7 @@ A data set is a function of `DataOptions`, known by name:
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -46,6 +47,10 @@ class ImageSet:
     def to(self, device: torch.device | str) -> ImageSet:
         """The same images on `device`."""
         return ImageSet(self.images.to(device), None if self.labels is None else self.labels.to(device))
+
+    def digest(self) -> str:
+        """A fingerprint of the images, by which a resumed run knows that they are still the same."""
+        return hashlib.blake2b(self.images.cpu().contiguous().numpy().data, digest_size=16).hexdigest()
 
     def subset(self, indices: Tensor) -> ImageSet:
         """The images at `indices` (int64), in that order."""

@@ -160,7 +160,7 @@ def load_cifar100(options: DataOptions) -> Dataset:
 def _load(name: str, releases: tuple[Release, ...], classes: tuple[str, ...], options: DataOptions) -> Dataset:
     root = None if options.root is None else Path(options.root).expanduser()
     if root is not None and not root.exists():
-        raise DataError(f"data.root={root} does not exist")
+        raise DataError(f"data.root={root} does not exist; it should hold {_expected(releases)}")
     found = find_release(releases, root) or _fetch(name, releases, root, options.download)
     train, test = read_release(*found)
     return Dataset(name, train, test, classes)
@@ -206,12 +206,15 @@ def _fetch(name: str, releases: tuple[Release, ...], root: Path | None, allowed:
             return download(HOME + release.archive, cache_directory() / release.archive, release.md5), release
         except DataError as error:
             why = str(error)
-    files = " or ".join(f"{known.archive} (or its folder {known.folder})" for known in releases)
     searched = " and ".join(str(path) for path in (root, cache_directory()) if path is not None)
     raise DataError(
-        f"{name} was not found: put {files} into {searched}, or name its directory with data.root=PATH; "
+        f"{name} was not found: put {_expected(releases)} into {searched}, or name its directory with data.root=PATH; "
         f"it was not downloaded because {why}"
     )
+
+
+def _expected(releases: tuple[Release, ...]) -> str:
+    return " or ".join(f"{known.archive} (or its folder {known.folder})" for known in releases)
 
 
 def read_release(source: Path, release: Release) -> tuple[ImageSet, ImageSet]:

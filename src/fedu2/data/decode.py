@@ -21,7 +21,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedu2.data.cache import atomic_file, cache_directory
+from fedu2.data.cache import cache_directory
+from fedu2.files import atomic_file
 
 __all__ = ["decode_cached", "decode_files", "decode_image", "looks_like_image"]
 

@@ -9,8 +9,8 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from fedu2.data.cache import atomic_file
 from fedu2.errors import DataError
+from fedu2.files import atomic_file
 
 __all__ = ["download"]
 

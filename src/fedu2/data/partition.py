@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedu2.data.base import Dataset
-from fedu2.data.cache import atomic_file
 from fedu2.errors import DataError, UsageError
 from fedu2.experiment import Experiment
+from fedu2.files import atomic_file
 from fedu2.registry import Registry
 from fedu2.seeds import derive
 

@@ -26,9 +26,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedu2.errors import TrainingError
-from fedu2.federation.flat import Layout, ModelState
 from fedu2.federation.rounds import FederationState
+from fedu2.files import flush
 from fedu2.methods import ServerState
+from fedu2.models.flat import Layout, ModelState
 
 __all__ = ["Checkpoints"]
 
@@ -60,11 +61,11 @@ class Checkpoints:
         manifest = {"format": FORMAT, "round": state.round, "files": files, "experiment": dict(experiment)}
         (draft / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         for path in draft.iterdir():
-            _flush(path)
-        _flush(draft)
+            flush(path)
+        flush(draft)
         shutil.rmtree(place, ignore_errors=True)  # of a round that is played again after falling back
         draft.rename(place)
-        _flush(self.directory)
+        flush(self.directory)
         for old in self._places()[KEPT:]:
             shutil.rmtree(old, ignore_errors=True)
         return place
@@ -134,12 +135,3 @@ def _read_manifest(place: Path) -> dict[str, Any]:
 def _fingerprint(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _flush(path: Path) -> None:
-    """Make sure that a file's or directory's content has reached the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

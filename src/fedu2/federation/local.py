@@ -14,10 +14,9 @@ from fedu2.data import ImageSet
 from fedu2.errors import TrainingError
 from fedu2.federation.backend import EpochReport, Observer
 from fedu2.federation.batches import batches_in_epoch, local_batches
-from fedu2.federation.flat import FlatModel
 from fedu2.federation.optimizers import make_optimizer
-from fedu2.methods import Batch, Memory, Method, Reply, ServerState, Task
-from fedu2.objectives import Objective
+from fedu2.methods import Batch, Learner, Memory, Method, Reply, ServerState, Task
+from fedu2.models.flat import FlatModel
 from fedu2.seeds import generator
 from fedu2.views import two_views, views_for
 
@@ -38,7 +37,8 @@ class LocalBackend:
     ) -> Iterator[Reply]:
         """Train the tasks in order."""
         for task in tasks:
-            self.method.receive(self.model, server, memories.get(task.client), task)
+            memory = memories.get(task.client)
+            self.method.receive(self.model, server, memory, task)
             share = self.shares[task.client]
             samples, metrics = train_client(self.method, self.model, self.images, share, task, observer)
             yield Reply(
@@ -46,17 +46,17 @@ class LocalBackend:
                 examples=len(share),
                 samples=samples,
                 model=self.model.state(*self.method.travelling(self.model)),
-                memory=self.method.remember(self.model, task),
+                memory=self.method.remember(self.model, memory, task),
+                payload=self.method.payload(self.model, task),
                 metrics=metrics,
             )
 
 
 def train_client(
-    method: Method, model: FlatModel, images: Tensor, share: Tensor, task: Task, observer: Observer
+    method: Method, model: Learner, images: Tensor, share: Tensor, task: Task, observer: Observer
 ) -> tuple[int, dict[str, float]]:
     """Local training, in place: the steps of `task` on `method.loss`; images trained on, and the means of the terms."""
     experiment, learner = method.experiment, model.module
-    assert isinstance(learner, Objective)
     learner.train()
     recipes = views_for(experiment.views, str(experiment.objective))
     order = generator("cpu", experiment.seed, "order", task.round, task.client)

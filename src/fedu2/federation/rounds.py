@@ -14,9 +14,9 @@ from fedu2.errors import TrainingError
 from fedu2.experiment import Experiment
 from fedu2.federation.backend import Backend, Observer
 from fedu2.federation.batches import steps_of
-from fedu2.federation.flat import FlatModel
 from fedu2.federation.optimizers import learning_rate
 from fedu2.methods import Memory, Method, Reply, ServerState, Task
+from fedu2.models.flat import FlatModel
 from fedu2.seeds import generator
 
 __all__ = ["FederationState", "initial_state", "participants", "play_round"]

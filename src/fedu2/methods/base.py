@@ -16,13 +16,14 @@ from torch import Tensor
 
 from fedu2.aggregators import Aggregator, Updates
 from fedu2.experiment import Experiment
-from fedu2.federation.flat import FlatModel, ModelState
 from fedu2.models import build_encoder
+from fedu2.models.flat import FlatModel, ModelState
 from fedu2.objectives import Objective, Outcome, objectives
 from fedu2.seeds import derive
 
 __all__ = [
     "Batch",
+    "Learner",
     "Memory",
     "Method",
     "Regularizer",
@@ -33,6 +34,10 @@ __all__ = [
 
 Memory = Mapping[str, Tensor]
 """What a client keeps between rounds: named tensors, nothing hidden."""
+
+
+Learner = FlatModel[Objective]
+"""An objective with its networks, as flat vectors."""
 
 
 class Regularizer(Protocol):
@@ -102,17 +107,17 @@ class Method:
             encoder = build_encoder(self.experiment.encoder, self.experiment.width)
             return objectives[self.experiment.objective or "byol"](encoder, self.experiment)
 
-    def travelling(self, model: FlatModel) -> tuple[int, int]:
+    def travelling(self, model: Learner) -> tuple[int, int]:
         """How many leading parameters and buffers travel."""
         return model.layout.prefix(self.stays).size, model.buffer_layout.prefix(self.stays).size
 
-    def receive(self, model: FlatModel, server: ServerState, memory: Memory | None, task: Task) -> None:
+    def receive(self, model: Learner, server: ServerState, memory: Memory | None, task: Task) -> None:
         """Client: take the global model in. Sections that stay come from memory or, at first sight, from the start."""
         model.load(server.model)
         if not self.stays:
             return
         if memory is None:
-            _learner(model).start()
+            model.module.start()
             return
         for name in self.stays:
             section = model.section(name)
@@ -129,8 +134,12 @@ class Method:
             terms.update(logged)
         return total, {"loss": total.detach(), **terms}
 
-    def remember(self, model: FlatModel, task: Task) -> Memory:
-        """Client: what to keep for the next time."""
+    def payload(self, model: Learner, task: Task) -> Memory:
+        """Client: what travels to the server beside the model."""
+        return {}
+
+    def remember(self, model: Learner, memory: Memory | None, task: Task) -> Memory:
+        """Client: what to keep for the next time; `memory` is what was kept so far."""
         kept: dict[str, Tensor] = {}
         for name in self.stays:
             section = model.section(name)
@@ -145,8 +154,3 @@ class Method:
         weights = result.buffer_weights.to(buffers)
         model = ModelState(result.params, weights @ buffers if buffers.numel() else server.model.buffers)
         return replace(server, model=model), result.metrics
-
-
-def _learner(model: FlatModel) -> Objective:
-    assert isinstance(model.module, Objective)
-    return model.module

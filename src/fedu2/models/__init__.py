@@ -6,3 +6,5 @@ from fedu2.models.base import build_encoder, encoders, mlp
 __all__ = ["build_encoder", "encoders", "mlp"]
 
 del _resnet
+
+encoders.seal()

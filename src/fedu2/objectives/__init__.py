@@ -6,3 +6,5 @@ from fedu2.objectives.simclr import SimCLR, nt_xent
 from fedu2.objectives.simsiam import SimSiam
 
 __all__ = ["BYOL", "Objective", "Outcome", "SimCLR", "SimSiam", "nt_xent", "objectives"]
+
+objectives.seal()

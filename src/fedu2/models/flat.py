@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 from fedu2.errors import UsageError
 
 __all__ = ["Entry", "FlatModel", "Layout", "ModelState"]
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -78,14 +81,14 @@ class Layout:
             yield entry.name, vector[entry.start : entry.stop].view(entry.shape)
 
 
-class FlatModel:
+class FlatModel(Generic[Module]):
     """A module that lives in two vectors.
 
     params: (P,) all parameters, the trained ones first.  trained: (T,) the leading, trained part of `params`.
     grads: (T,) gradients of the trained part.  buffers: (Q,) floating-point buffers.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
+    def __init__(self, module: Module, device: torch.device | str = "cpu") -> None:
         self.module = module.to(device)
         _forget_counters(module)
         parameters = sorted(module.named_parameters(), key=lambda item: not item[1].requires_grad)  # stable

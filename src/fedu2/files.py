@@ -1,0 +1,42 @@
+"""Files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["atomic_file", "flush", "write_atomically"]
+
+
+@contextmanager
+def atomic_file(target: Path) -> Iterator[Path]:
+    """A temporary path beside `target` that becomes `target` when the block succeeds, and vanishes when it fails.
+
+    Readers, other processes that write the same file, and crashes never see a half-written one.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    try:
+        yield temporary
+        flush(temporary)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_atomically(target: Path, text: str) -> None:
+    """Replace a file's content."""
+    with atomic_file(target) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def flush(path: Path) -> None:
+    """Make sure that a file's or directory's content has reached the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
