@@ -30,6 +30,8 @@ def batch(kind: str, d: int, seed: int, n: int = B) -> Tensor:
         "clustered": normalize(centres[torch.arange(n) % 10] + 0.3 * directions, dim=-1),
         "low rank": normalize(noise(n, 8, seed=seed) @ noise(8, d, seed=seed + 1000), dim=-1),
         "collapsed": normalize(centres[0] + 0.02 * directions, dim=-1),
+        "tight": normalize(centres[torch.arange(n) % 4] + 0.02 * directions, dim=-1),
+        "opposite": normalize(centres[0] * (1 - 2 * (torch.arange(n) % 2))[:, None] + 0.02 * directions, dim=-1),
     }[kind]
 
 
@@ -59,14 +61,14 @@ def cosine_and_norm(gradient: Tensor, exact: Tensor) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("d", [256, 512])
-@pytest.mark.parametrize("kind", ["spread", "clustered", "low rank", "collapsed"])
+@pytest.mark.parametrize("kind", ["spread", "clustered", "low rank", "collapsed", "tight", "opposite"])
 def test_gradient_is_that_of_the_exact_plan(kind: str, d: int) -> None:
-    least_cosine = {"sinkhorn": 0.95, "fast": 0.9, "exact": 0.999}
+    least_cosine = {"sinkhorn": 0.95, "fast": 0.95, "exact": 0.999}
     norm_error = {"sinkhorn": 0.1, "fast": 0.1, "exact": 0.001}
     for seed in (0, 1):
         z, references = batch(kind, d, seed), batch("spread", d, seed + 500)
         exact = optimal_gradient(z, references)
-        for solver in ("sinkhorn", "fast", "exact"):
+        for solver in ("sinkhorn", "exact") if kind in ("tight", "opposite") else ("sinkhorn", "fast", "exact"):
             gradient = gradient_of(z.float(), references.float(), FUROptions(solver=solver))
             cosine, norm = cosine_and_norm(gradient.double(), exact)
             assert cosine >= least_cosine[solver]

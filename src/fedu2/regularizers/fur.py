@@ -92,7 +92,9 @@ def fur_toward(z: Tensor, references: Tensor, options: FUROptions) -> FURResult:
         value = plan.primal.to(points.dtype) + (envelope - envelope.detach())
     tau_a, tau_b = options.tau_a, options.tau_b
     free_mass = (tau_a * form.a + tau_b * form.b) / (tau_a / n + tau_b / m)
-    return FURResult(value / form.divisor, plan.mass.to(points.dtype) / free_mass, plan.gap.to(points.dtype))
+    return FURResult(
+        value / form.divisor, (plan.mass.to(points.dtype) / free_mass).clamp(max=1), plan.gap.to(points.dtype)
+    )
 
 
 def cosine_distance(points: Tensor, references: Tensor) -> Tensor:
