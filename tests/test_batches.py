@@ -42,6 +42,11 @@ def test_an_epoch_sees_each_image_at_most_once_unless_filled(n: int, last_batch:
         assert lost == (0 if n <= 8 else n % 8 if last_batch == "drop" else int(n % 8 == 1))
 
 
+def test_a_filled_batch_is_topped_up_from_the_epochs_beginning() -> None:
+    first, second = local_batches(torch.arange(12), 2, _experiment(last_batch="fill"), torch.Generator().manual_seed(0))
+    assert second[4:].tolist() == first[:4].tolist()
+
+
 def test_epochs_have_fresh_orders() -> None:
     experiment = _experiment()
     batches = list(local_batches(torch.arange(8), 2, experiment, torch.Generator().manual_seed(0)))
@@ -54,6 +59,8 @@ def test_steps() -> None:
     assert steps_of(sizes, _experiment()) == [20, 4, 2]
     assert steps_of(sizes, _experiment(local_steps="equal")) == [20, 20, 10]  # the last is held at ten passes
     assert steps_of(sizes, _experiment(local_steps=7)) == [7, 7, 7]
+    many = _experiment(local_steps="equal", local_epochs=12)  # the cap never takes passes away
+    assert steps_of([80, 80], many) == [120, 120]
 
 
 def test_exact_steps_wrap_over_epochs() -> None:
@@ -76,6 +83,9 @@ def test_optimizers_by_name(name: str, kind: str) -> None:
     optimizer = make_optimizer([parameter], options, 0.1)
     assert type(optimizer).__name__ == kind
     assert optimizer.param_groups[0]["weight_decay"] == 0.01
-    parameter.grad = torch.ones(2)
+    parameter.grad = torch.zeros(2)
     optimizer.step()
-    assert (parameter < 1).all()
+    # No gradient: decoupled decay shrinks by lr · wd, Adam normalises the decay to a step of lr.
+    shrunk = {"sgd": 1 - 0.1 * 0.01, "adam": 1 - 0.1, "adamw": 1 - 0.1 * 0.01}[name]
+    assert torch.allclose(parameter, torch.tensor(shrunk), atol=1e-5)
+    assert isinstance(optimizer, torch.optim.AdamW) == (name == "adamw")

@@ -6,7 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedu2.data import Dataset, ImageSet, load_dataset
+from fedu2.errors import TrainingError
 from fedu2.evaluation import alignment, effective_rank, knn_accuracy, knn_predict, spectrum, uniformity
+from fedu2.evaluation.monitor import evaluate, extract
+from fedu2.experiment import Experiment
+from fedu2.methods import build, resolve
+from fedu2.views import plain_view
 
 
 def _loop_knn(queries, bank, labels, classes, k, temperature):
@@ -52,6 +58,9 @@ def test_effective_rank_of_known_spectra() -> None:
     assert effective_rank(torch.ones(50, 16)) == 1.0
     line = torch.randn(100, 1) * torch.ones(1, 16)  # after normalisation two opposite points
     assert effective_rank(line) == pytest.approx(1.0, abs=1e-6)
+    uneven = torch.cat([torch.eye(2), -torch.eye(2), torch.eye(2)[:1], -torch.eye(2)[:1]])  # σ ∝ 2 and √2
+    p = torch.tensor([2.0, math.sqrt(2)]) / (2 + math.sqrt(2))
+    assert effective_rank(uneven) == pytest.approx(float((-p * p.log()).sum().exp()), abs=1e-6)
     basis = torch.cat([torch.eye(4), -torch.eye(4)])  # four equal singular values
     assert effective_rank(basis) == pytest.approx(4.0, abs=1e-9)
     assert torch.allclose(spectrum(basis), torch.full((4,), 0.25, dtype=torch.float64))
@@ -63,3 +72,48 @@ def test_alignment_and_uniformity_by_hand() -> None:
     assert alignment(z, -3 * z) == pytest.approx(4.0)
     assert uniformity(torch.ones(5, 3)) == pytest.approx(0.0, abs=1e-5)
     assert uniformity(torch.tensor([[1.0, 0.0], [-2.0, 0.0]])) == pytest.approx(-8.0, abs=1e-4)  # ‖·‖² = 4, t = 2
+
+
+def _small(micro: Experiment, test_images: int) -> tuple[Experiment, Dataset]:
+    sample = load_dataset("sample", micro.data)
+    train, test = sample.train.subset(torch.arange(120)), sample.test.subset(torch.arange(test_images))
+    return resolve(micro), Dataset("small", train, test, sample.classes)
+
+
+def test_evaluation_is_what_its_parts_say(micro: Experiment) -> None:
+    experiment, dataset = _small(micro.with_(evaluation__k=5), 60)
+    learner = build(experiment).learner()
+    measured = evaluate(learner, dataset, experiment)
+    learner.eval()
+    with torch.no_grad():
+        bank = learner.encoder(plain_view(dataset.train.images))
+        queries = learner.encoder(plain_view(dataset.test.images))
+    expected = knn_accuracy(queries, dataset.test.labels, bank, dataset.train.labels, k=5)
+    assert measured["knn"] == pytest.approx(expected)
+    assert measured["effective_rank"] == pytest.approx(effective_rank(queries), rel=1e-4)
+
+
+def test_extraction_uses_running_statistics_and_restores_the_mode(micro: Experiment) -> None:
+    experiment, dataset = _small(micro, 8)
+    encoder = build(experiment).learner().encoder.train()
+    together = extract(encoder, dataset.test.images)
+    alone = torch.cat([extract(encoder, image[None]) for image in dataset.test.images])
+    assert torch.allclose(together, alone, atol=1e-5)
+    assert encoder.training
+
+
+def test_a_single_test_image_is_judged_alone(micro: Experiment) -> None:
+    experiment, dataset = _small(micro, 1)
+    measured = evaluate(build(experiment).learner(), dataset, experiment)
+    assert measured["knn"] in (0.0, 100.0)
+    unlabelled = Dataset("bare", ImageSet(dataset.train.images, None), ImageSet(dataset.test.images[:0], None))
+    assert "knn" not in evaluate(build(experiment).learner(), unlabelled, experiment)
+
+
+def test_features_that_are_not_finite_are_named(micro: Experiment) -> None:
+    experiment, dataset = _small(micro, 4)
+    learner = build(experiment).learner()
+    with torch.no_grad():
+        learner.encoder.stem[0].weight.fill_(float("inf"))
+    with pytest.raises(TrainingError, match="features that are not finite"):
+        evaluate(learner, dataset, experiment)

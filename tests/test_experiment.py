@@ -110,6 +110,7 @@ def test_the_sample_has_defaults_of_its_own() -> None:
     assert (paper.batch_size, paper.local_epochs, paper.rounds, paper.fur.weight) == (128, 5, 100, 0.1)
     mixed = Experiment.parse({"optimizer.momentum": 0.5, "clients": 3})
     assert (mixed.optimizer.momentum, mixed.optimizer.lr, mixed.clients) == (0.5, 0.06, 3)
+    assert Experiment.parse({}, ["views.recipe=none"]).views.crop_scale is None
     assert Experiment.parse(paper.flat(), ["dataset=sample"]).encoder == "resnet18"  # what is set stays set
 
 

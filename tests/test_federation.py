@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 import fedu2
 from fedu2.data import load_dataset, make_partition
@@ -61,6 +63,9 @@ def test_every_method_trains_and_writes_a_run(micro: Experiment, tmp_path: Path,
     run = fedu2.train(_with(micro, *settings), tmp_path / "run")
     assert [record["round"] for record in run.history] == [0, 1, 2]
     assert 0 < run.summary["knn"] <= 100
+    assert run.summary["knn"] == run.history[-1]["knn"]
+    assert run.summary["untrained_knn"] == run.history[0]["knn"]
+    assert run.summary["best"]["knn"] == max(run.history[0]["knn"], run.history[-1]["knn"])
     assert run.summary["effective_rank"] >= 1
     last = run.history[-1]
     if "fur.weight=0" not in settings and "method=fedu2" in settings:
@@ -88,6 +93,22 @@ def test_a_clients_update_depends_on_seed_round_and_client_alone(micro: Experime
     assert torch.equal(forward[1].model.params, alone[1].model.params)
     later = updates([Task(2, 1, 3, 0.05, 0.0)])
     assert not torch.equal(later[1].model.params, alone[1].model.params)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [["views.recipe=none", "views.crop_scale=null", "fur.weight=0"], ["batch_size=64"]],
+    ids=["order", "views"],
+)
+def test_clients_with_the_same_images_draw_differently(micro: Experiment, settings: list[str]) -> None:
+    """Without random views only the order of images can differ; in one batch of all images, only the views."""
+    experiment = resolve(_with(micro, *settings))
+    images, share = load_dataset("sample", experiment.data).train, torch.arange(64)
+    method = build(experiment)
+    backend = LocalBackend(method, images, [share, share])
+    tasks = [Task(1, client, 1, 0.05, 0.0) for client in (0, 1)]
+    first, second = backend.run(tasks, initial_state(method, "cpu").server, {}, Callback())
+    assert (first.model.params - second.model.params).norm() > 1e-3 * first.model.params.norm()
 
 
 def test_runs_repeat_and_seeds_differ(micro: Experiment, tmp_path: Path) -> None:
@@ -259,7 +280,7 @@ class _BrokenLater:
 def test_non_finite_weights_never_reach_the_global_model(micro: Experiment) -> None:
     method, backend, state, examples = _setting(micro)
     state, _ = play_round(state, method, _BrokenLater(backend), examples, Callback())
-    with pytest.raises(TrainingError, match="parameters of client 1 are not finite after round 2"):
+    with pytest.raises(TrainingError, match="the model of client 1 is not finite after round 2"):
         play_round(state, method, _BrokenLater(backend), examples, Callback())
 
 
@@ -284,3 +305,74 @@ def test_bfloat16_runs_close_to_float32(micro: Experiment, tmp_path: Path) -> No
     exact = fedu2.train(micro, tmp_path / "a")
     rough = fedu2.train(_with(micro, "precision=bfloat16"), tmp_path / "b")
     assert rough.history[1]["loss"] == pytest.approx(exact.history[1]["loss"], rel=0.05)
+
+
+def test_a_damaged_log_loses_only_its_damaged_lines(micro: Experiment, tmp_path: Path) -> None:
+    run = fedu2.train(micro, tmp_path / "run")
+    log = run.path / "metrics.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(lines[0][:20] + b"\xff\n" + b"5\n" + b"".join(lines[1:]))
+    longer = fedu2.train(_with(micro, "rounds=3"), run.path, resume=True)
+    assert [record["round"] for record in longer.history] == [1, 2, 3]  # a trained model is not passed off as untrained
+    assert "untrained_knn" not in longer.summary
+    assert "knn" in longer.summary
+
+
+def test_a_run_whose_checkpoint_is_gone_is_not_played_over(micro: Experiment, tmp_path: Path) -> None:
+    run = fedu2.train(micro, tmp_path / "run")
+    before = (run.path / "metrics.jsonl").read_bytes()
+    shutil.rmtree(run.path / "checkpoint")
+    with pytest.raises(TrainingError, match="has played 2 rounds, but its checkpoint is gone"):
+        fedu2.train(_with(micro, "rounds=3"), run.path, resume=True)
+    assert (run.path / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_checkpoint_knows_its_own_experiment(micro: Experiment, tmp_path: Path) -> None:
+    run = fedu2.train(micro, tmp_path / "run")
+    changed = _with(micro, "optimizer.lr=0.5", "rounds=3")
+    (run.path / "config.yaml").write_text(resolve(changed).to_yaml())
+    with pytest.raises(UsageError, match=r"another configuration: optimizer\.lr was 0\.05 and is now 0\.5"):
+        fedu2.train(changed, run.path, resume=True)
+
+
+@pytest.mark.parametrize("entry", [{"round": 9}, {"round": "2"}, {"files": []}, {"experiment": None}, {"format": 7}])
+def test_manifests_are_not_trusted(micro: Experiment, tmp_path: Path, entry: dict) -> None:
+    experiment = _with(micro, "rounds=3")
+    run = fedu2.train(experiment, tmp_path / "run")
+    good = _weights(run.path)
+    manifest = run.path / "checkpoint" / "round-000003" / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **entry}))
+    fedu2.train(experiment, run.path, resume=True)  # falls back to round 2
+    assert _weights(run.path) == good
+
+
+def test_fewer_rounds_than_played_are_refused(micro: Experiment, tmp_path: Path) -> None:
+    run = fedu2.train(micro, tmp_path / "run")
+    with pytest.raises(UsageError, match="rounds=1 is fewer than"):
+        fedu2.train(_with(micro, "rounds=1"), run.path, resume=True)
+
+
+def test_drafts_of_a_crash_do_not_stand_in_the_way(micro: Experiment, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    (out / "checkpoint" / ".round-000001.77").mkdir(parents=True)
+    for name in (".config.yaml.ab12", ".partition.json.cd34", ".images.blake2b.ef56"):
+        (out / name).write_text("half")
+    run = fedu2.train(micro, out)
+    assert not [path for path in run.path.rglob(".*") if path.name != ".lock"]
+
+
+def test_a_step_that_overflows_never_becomes_a_checkpoint(micro: Experiment, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="the global model is not finite after round 1"):
+        fedu2.train(_with(micro, "eua.server_lr=1e300"), tmp_path / "run")
+    assert not list((tmp_path / "run" / "checkpoint").glob("round-*"))
+
+
+def test_a_checkpoint_that_cannot_be_written_is_an_error_in_words(
+    micro: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr("fedu2.federation.checkpoint.save_file", full)
+    with pytest.raises(TrainingError, match="round 1 cannot be written: No space left"):
+        fedu2.train(micro, tmp_path / "run")

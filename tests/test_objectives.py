@@ -89,7 +89,8 @@ def test_byol_target_follows_by_the_formula() -> None:
 
 def test_byol_start_makes_the_target_equal_to_the_online_network() -> None:
     learner = _build("byol")
-    learner(*_views())  # moves running statistics
+    learner(*_views())  # moves the running statistics of both networks alike
+    learner.projector(learner.encoder(_views()[0]))  # and those of the online network once more
     with torch.no_grad():
         learner.encoder.stem[0].weight.add_(1.0)
     learner.start()

@@ -12,9 +12,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedu2.experiment import Experiment
+from fedu2.experiment import Experiment, FUROptions
 from fedu2.methods import methods
-from fedu2.regularizers import sphere_points
+from fedu2.objectives import Outcome
+from fedu2.regularizers import fur, sphere_points
+from fedu2.regularizers.term import FUR
 from fedu2.seeds import generator
 from fedu2.views import RECIPES, two_views
 from toy import colours, play
@@ -155,3 +157,28 @@ def test_adam_takes_a_step_of_the_learning_rate() -> None:
     state, _ = play(_method("fedbyol", **{"optimizer.name": "adam"}), images, shares)
     assert torch.allclose(state.server.model.params, torch.tensor([0.5, -0.5, -0.5]), atol=1e-6)
     assert math.isfinite(float(state.server.model.params.sum()))
+
+
+def test_momentum_schedule_reaches_the_target() -> None:
+    """Two rounds, m = ½ rising by the cosine: ½ in the first, ¾ in the second.
+
+    One client with BYOL's own update on θ = 0 → c/2 → 3c/4: the target is c/4, then ¾ · c/4 + ¼ · 3c/4 = 3c/8.
+    """
+    images, shares = colours((4, RED))
+    scheduled = _method(
+        "fedbyol",
+        **{"objective": "toy-scheduled", "rounds": 2, "byol.momentum": 0.5, "byol.momentum_schedule": "cosine"},
+    )
+    state, _ = play(scheduled, images, shares, rounds=2)
+    c = torch.tensor([2.0, -2.0, -2.0])
+    assert torch.allclose(state.server.model.params, torch.cat([0.75 * c, 0.375 * c]), atol=1e-6)
+
+
+def test_fur_acts_on_the_chosen_output() -> None:
+    outcome = Outcome(torch.zeros(()), (torch.randn(8, 5),) * 2, (torch.randn(8, 3),) * 2)
+    for output, views in (("encoder", outcome.features), ("projector", outcome.projections)):
+        options = FUROptions(output=output, weight=0.5)
+        term, logged = FUR(options)(outcome, torch.Generator().manual_seed(0))
+        expected = fur(torch.stack(views), torch.Generator().manual_seed(0), options)
+        assert torch.allclose(term, 0.5 * expected.loss.sum())
+        assert torch.allclose(logged["fur.mass"], expected.mass.mean())

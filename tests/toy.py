@@ -14,6 +14,7 @@ from fedu2.federation.local import LocalBackend
 from fedu2.federation.rounds import FederationState, initial_state, play_round
 from fedu2.methods import Method
 from fedu2.objectives import Objective, Outcome, objectives
+from fedu2.objectives.byol import momentum_at
 
 
 class _Theta(nn.Module):
@@ -66,6 +67,19 @@ class ToyWithTarget(Toy):
     @torch.no_grad()
     def after_step(self, progress: float) -> None:
         self.target.value.lerp_(self.encoder.value, 0.5)
+
+
+@objectives.register("toy-scheduled")
+class ToyScheduled(ToyWithTarget):
+    """The same, with the target's momentum by BYOL's schedule."""
+
+    def __init__(self, encoder: nn.Module, experiment: Experiment) -> None:
+        super().__init__(encoder, experiment)
+        self.options = experiment.byol
+
+    @torch.no_grad()
+    def after_step(self, progress: float) -> None:
+        self.target.value.lerp_(self.encoder.value, 1 - momentum_at(self.options, progress))
 
 
 def colours(*clients: tuple[int, tuple[int, int, int]]) -> tuple[ImageSet, list[Tensor]]:

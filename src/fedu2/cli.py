@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 import traceback
@@ -79,9 +80,7 @@ def _root(version: Annotated[bool, typer.Option("--version", help="show the vers
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; 0 for success, 1 for failure, 2 for wrong usage, 130 when interrupted."""
     arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    logging.basicConfig(format="fedu2: %(message)s", level=logging.INFO)
-    for name in ("tensorboard", "matplotlib", "PIL"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    _prepare_output()
     try:
         code = app(args=arguments, prog_name="fedu2", standalone_mode=False)
     except FedU2Error as error:
@@ -90,12 +89,32 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail(error, f"{_once(error.format_message())} (see fedu2 --help)", 2, "--debug" in arguments)
     except (KeyboardInterrupt, click.Abort) as error:
         return _fail(error, "interrupted", 130, False)
-    except MemoryError as error:
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
         return _fail(error, "out of memory: try a smaller batch_size or encoder", 1, "--debug" in arguments)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         return _fail(error, f"{error.strerror or error}{where}", 1, "--debug" in arguments)
     return int(code or 0)
+
+
+def _prepare_output() -> None:
+    """Our log on stderr, ours alone; and a terminal that lacks a letter shows a question mark instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("fedu2: %(message)s"))
+    log = logging.getLogger("fedu2")
+    log.handlers = [handler]
+    log.setLevel(logging.INFO)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """PyTorch reports it as a RuntimeError, on the CPU by its text alone."""
+    words = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)
 
 
 def _once(message: str) -> str:

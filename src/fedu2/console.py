@@ -138,15 +138,17 @@ def result_table(title: str, summary: Mapping[str, Any], compared: Mapping[str, 
     table.add_column(style="cyan")
     table.add_column(overflow="fold")
     if "knn" in summary:
-        table.add_row("kNN, untrained encoder", f"{summary['untrained_knn']:.1f} %")
+        if "untrained_knn" in summary:
+            table.add_row("kNN, untrained encoder", f"{summary['untrained_knn']:.1f} %")
         if compared is not None:
             table.add_row("kNN, FedAvg at equal cost", f"{compared['knn']:.1f} %")
         table.add_row("kNN, trained encoder", f"[bold green]{summary['knn']:.1f} %[/bold green]")
-    table.add_row("effective rank", f"{summary['untrained_effective_rank']:.1f} → {summary['effective_rank']:.1f}")
+    before = f"{summary['untrained_effective_rank']:.1f} → " if "untrained_effective_rank" in summary else ""
+    table.add_row("effective rank", f"{before}{summary['effective_rank']:.1f}")
     if "fur.mass" in summary:
         table.add_row("matched FUR mass", f"{summary['fur.mass']:.3f}")
     if "seconds" in summary:
         speed = f"{summary['samples_per_second']:.0f} samples/s"
         table.add_row("training time", f"{_span(summary['seconds'])} ({speed})")
-    table.add_row("written to", str(path))
+    table.add_row("written to", Text(str(path), overflow="fold"))
     return table

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
@@ -106,10 +106,12 @@ class OptimizerOptions(Options):
     """The clients' local optimizer; its state starts afresh in every round."""
 
     name: Literal["sgd", "adam", "adamw"] = Field("sgd", description="its state starts afresh in every round")
-    lr: float = Field(0.032, gt=0, description="learning rate")
+    lr: float = Field(0.032, gt=0, le=1e30, description="learning rate")
     momentum: float = Field(0.9, ge=0, lt=1, description="sgd only")
     weight_decay: float = Field(1e-4, ge=0, description="on all parameters")
-    betas: tuple[float, float] = Field((0.9, 0.999), description="adam and adamw only")
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
+        (0.9, 0.999), description="adam and adamw only"
+    )
     schedule: Literal["constant", "cosine"] = Field("constant", description="of the learning rate over rounds")
 
 
@@ -192,7 +194,7 @@ class Experiment(Options):
     rounds: int = Field(100, ge=1, description="R, rounds of communication")
     participation: float = Field(1.0, gt=0, le=1, description="share of clients drawn in each round")
     local_epochs: int = Field(5, ge=1, description="E, passes of a client over its images in a round")
-    local_steps: int | Literal["epochs", "equal"] = Field(
+    local_steps: Annotated[int, Field(ge=1)] | Literal["epochs", "equal"] = Field(
         "epochs",
         description="epochs: E passes; equal: small clients make more passes, so that all do about as many "
         "steps; a number: exactly so many steps",
@@ -225,7 +227,10 @@ class Experiment(Options):
     def _validated(cls, values: Any, handler: ModelWrapValidatorHandler[Experiment]) -> Experiment:
         """Lay the sample's defaults under what was set, and tell what is wrong in our own words."""
         if isinstance(values, dict) and values.get("dataset", "sample") == "sample":
-            values = parsing.laid_over(SAMPLE_DEFAULTS, values)
+            views = values.get("views")
+            own_recipe = isinstance(views, dict) and "recipe" in views  # which is then not to be tampered with
+            defaults = {key: value for key, value in SAMPLE_DEFAULTS.items() if key != "views" or not own_recipe}
+            values = parsing.laid_over(defaults, values)
         try:
             return handler(values)
         except ValidationError as error:
@@ -234,7 +239,7 @@ class Experiment(Options):
     @classmethod
     def parse(cls, values: Mapping[str, Any], assignments: Sequence[str] = ()) -> Experiment:
         """An experiment from nested `values`, with `key=value` assignments (YAML scalars) laid over them."""
-        return cls.model_validate(parsing.tree(values, assignments))
+        return cls.model_validate(parsing.tree(cls, values, assignments))
 
     @classmethod
     def load(cls, path: str | Path, assignments: Sequence[str] = ()) -> Experiment:

@@ -8,7 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["atomic_file", "flush", "write_atomically"]
+__all__ = ["atomic_file", "flush", "user_path", "write_atomically"]
+
+
+def user_path(text: str | Path) -> Path:
+    """A path as a user writes it: `~` is the home directory, where there is one."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # no such user: a file may well be called ~like this
+        return Path(text)
 
 
 @contextmanager

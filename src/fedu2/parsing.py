@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -15,14 +15,23 @@ from fedu2.errors import UsageError, did_you_mean
 __all__ = ["choices", "explain", "fields", "keys", "laid_over", "leaves", "read_yaml", "tree"]
 
 
-def tree(values: Mapping[str, Any], assignments: Sequence[str] = ()) -> dict[str, Any]:
-    """Nested or dotted `values`, nested, with `key=value` assignments (YAML scalars) laid over them."""
-    nested = _nested(values)
+def tree(model: type[BaseModel], values: Mapping[str, Any], assignments: Sequence[str] = ()) -> dict[str, Any]:
+    """Nested or dotted `values`, nested, with `key=value` assignments laid over them.
+
+    A value is read as YAML, but for the keys of `model` that hold text, such as paths: there it is taken as it stands.
+    """
+    texts = {key for key, field in fields(model) if str in (field.annotation, *get_args(field.annotation))}
+    try:
+        nested = _nested(values)
+    except RecursionError:
+        raise UsageError("the configuration refers to itself") from None
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals:
             raise UsageError(f"{assignment!r} is not of the form key=value")
-        _assign(nested, key.strip(), _scalar(key, text))
+        key = key.strip()
+        literal = key in texts and text not in ("", "null")
+        _assign(nested, key, text if literal else _scalar(key, text))
     return nested
 
 
@@ -92,7 +101,7 @@ def _assign(tree: dict[str, Any], key: str, value: Any) -> None:
             raise UsageError(f"{key!r} cannot be set: {group!r} is a value, not a group of keys")
     if isinstance(value, dict) and isinstance(tree.get(name), dict):
         for inner, inner_value in value.items():
-            _assign(tree[name], inner, inner_value)
+            _assign(tree[name], str(inner), inner_value)
     else:
         tree[name] = value
 
@@ -100,7 +109,7 @@ def _assign(tree: dict[str, Any], key: str, value: Any) -> None:
 def _scalar(key: str, text: str) -> Any:
     try:
         value = yaml.safe_load(text) if text.strip() else None
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError, OverflowError):
         raise UsageError(f"the value of {key}={text!r} cannot be read") from None
     if isinstance(value, str):  # YAML 1.1 reads 1e-3 as a string; people mean the number
         try:
@@ -154,5 +163,6 @@ def choices(model: type[BaseModel], key: str) -> list[str]:
     annotation = options.model_fields[name].annotation
     literals = [annotation, *get_args(annotation)]
     words = [word for literal in literals for word in get_args(literal) if isinstance(word, str)]
-    extra = [arg.__name__ for arg in get_args(annotation) if arg in (int, float)]
+    bare = [(get_origin(arg) is Annotated and get_args(arg)[0]) or arg for arg in get_args(annotation)]
+    extra = [arg.__name__ for arg in bare if arg in (int, float)]
     return words + ([f"a number ({extra[0]})"] if words and extra else [])

@@ -85,7 +85,7 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
+        torch.empty(1, device=device).add_(1).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(f"device={name} cannot be used on this machine: {reason}") from None
@@ -96,7 +96,8 @@ def _check_shares(shares: Sequence[Tensor], dataset: Dataset) -> None:
     names = dataset.client_names or tuple(str(k) for k in range(len(shares)))
     small = [names[k] for k, share in enumerate(shares) if len(share) < 2]
     if small:
-        raise DataError(f"a client needs at least two images to train, but {', '.join(small)} has fewer")
+        listed = ", ".join(small[:5]) + (f" and {len(small) - 5} more" if len(small) > 5 else "")
+        raise DataError(f"a client needs at least two images to train; fewer have: {listed}")
 
 
 class _Federation:
@@ -134,7 +135,7 @@ class _Federation:
             state = initial_state(self.method, self.dataset.train.images.device)
         self.watch.on_start(self.experiment, self.directory.path, state.round)
         try:
-            if not self.directory.history():
+            if state.round == 0:
                 self._write(self._measured(state, {"round": 0}))
             while state.round < self.experiment.rounds:
                 state = self._round(state)
@@ -148,9 +149,14 @@ class _Federation:
         """The state of the last whole checkpoint, if there is one yet."""
         found = self.checkpoints.latest(self.dataset.train.images.device)
         if found is None:
-            self.directory.forget_rounds_after(-1)
+            played = max((record["round"] for record in self.directory.history()), default=0)
+            if played:
+                raise TrainingError(f"{self.directory.path} has played {played} rounds, but its checkpoint is gone")
             return None
-        state, _, _ = found
+        state, begun, place = found
+        self.directory.compare(self.experiment, begun)
+        if state.round > self.experiment.rounds:
+            raise UsageError(f"rounds={self.experiment.rounds} is fewer than {place} has played: {state.round}")
         self.directory.write_config(self.experiment)
         self.directory.forget_rounds_after(state.round)
         return state
@@ -200,7 +206,8 @@ def summarise(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for name in ("knn", "effective_rank", "projector_rank", "alignment", "uniformity"):
         if name in last:
             summary[name] = last[name]
-            summary[f"untrained_{name}"] = measured[0].get(name)
+            if measured[0]["round"] == 0:
+                summary[f"untrained_{name}"] = measured[0].get(name)
     if "knn" in last:
         best = max(measured, key=lambda record: record["knn"])
         summary["best"] = {"round": best["round"], "knn": best["knn"]}

@@ -23,6 +23,7 @@ __all__ = ["RunDirectory", "open_ended"]
 
 log = logging.getLogger("fedu2")
 
+FILES = ("config.yaml", "partition.json", "images.blake2b", "metrics.jsonl", "summary.json")
 # Keys that may change when a run is resumed, for they do not influence the result (or say where it ends).
 FREE_KEYS = ("device", "checkpoint_every", "data.root", "data.download", "evaluation.")
 
@@ -62,43 +63,43 @@ class RunDirectory:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise UsageError(f"{self.path} is in use by another process") from None
+            for draft in (path for name in FILES for path in self.path.glob(f".{name}.*")):
+                draft.unlink()  # a crash left it half-written
             yield
 
     def create(self, experiment: Experiment, shares: Sequence[Tensor], images: str) -> None:
         """Start a new run here; a directory that holds something else is left alone."""
-        taken = [path.name for path in self.path.iterdir() if path.name != ".lock"]
-        if "config.yaml" in taken and self.history():
+        taken = {path.name for path in self.path.iterdir()}
+        if "config.yaml" in taken and any(record["round"] > 0 for record in self.history()):
             raise UsageError(f"{self.path} already holds a run: continue it with --resume, or choose another --out")
-        strangers = set(taken) - {
-            "config.yaml",
-            "partition.json",
-            "images.blake2b",
-            "metrics.jsonl",
-            "checkpoint",
-            "tensorboard",
-        }
+        strangers = taken - set(FILES) - {".lock", "checkpoint", "tensorboard"}
         if strangers:
             raise UsageError(f"{self.path} is not empty ({sorted(strangers)[0]}): choose another --out")
-        self.write_config(experiment)
+        (self.path / "metrics.jsonl").unlink(missing_ok=True)  # of a run that did not get beyond its first evaluation
         save_partition(self.path / "partition.json", shares)
         write_atomically(self.path / "images.blake2b", images + "\n")
+        self.write_config(experiment)  # last: a directory with a configuration holds a run
 
     def check_same(self, experiment: Experiment, images: str) -> None:
         """Refuse to go on with an experiment, or with images, other than those that the run began with."""
         if not (self.path / "config.yaml").exists():
             raise UsageError(f"{self.path} holds no run to resume")
-        ours, theirs = experiment.flat(), self.config().flat()
-        free = [*FREE_KEYS, *(["rounds"] if open_ended(experiment) else [])]
-        changed = [k for k in ours if ours[k] != theirs[k] and not any(k.startswith(key) for key in free)]
-        if changed:
-            shown = ", ".join(f"{key} was {theirs[key]} and is now {ours[key]}" for key in changed[:3])
-            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-            raise UsageError(f"the run in {self.path} has another configuration: {shown}{more}")
+        self.compare(experiment, self.config().flat())
         begun_with = self.path / "images.blake2b"
         if begun_with.exists() and begun_with.read_text(encoding="utf-8").strip() != images:
             raise UsageError(
                 f"the images of dataset={experiment.dataset} are not those that the run in {self.path} began with"
             )
+
+    def compare(self, experiment: Experiment, begun: Mapping[str, Any]) -> None:
+        """Refuse an experiment whose keys differ from those that a run or checkpoint began with."""
+        ours = experiment.flat()
+        free = [*FREE_KEYS, *(["rounds"] if open_ended(experiment) else [])]
+        changed = [k for k in ours if ours[k] != begun.get(k) and not any(k.startswith(key) for key in free)]
+        if changed:
+            shown = ", ".join(f"{key} was {begun.get(key)} and is now {ours[key]}" for key in changed[:3])
+            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+            raise UsageError(f"the run in {self.path} has another configuration: {shown}{more}")
 
     def config(self) -> Experiment:
         """The experiment that was begun here."""
@@ -125,16 +126,17 @@ class RunDirectory:
             os.fsync(file.fileno())
 
     def history(self) -> list[dict[str, Any]]:
-        """The rounds in metrics.jsonl. A last line that a crash cut short does not count."""
+        """The rounds in metrics.jsonl; lines that are damaged, as by a crash, are left out."""
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return []
         records: list[dict[str, Any]] = []
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
             try:
-                records.append(json.loads(line))
-            except ValueError:
-                break
+                record = json.loads(line)
+                records.append({"round": int(record["round"]), **record})
+            except (ValueError, TypeError, KeyError):
+                log.warning("line %d of %s is damaged and left out", number, path)
         return records
 
     def forget_rounds_after(self, round_: int) -> None:

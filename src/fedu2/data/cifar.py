@@ -21,6 +21,7 @@ from fedu2.data.download import download
 from fedu2.data.safe_pickle import UnsafePickleError, load_plain
 from fedu2.errors import DataError
 from fedu2.experiment import DataOptions
+from fedu2.files import user_path
 
 __all__ = ["CIFAR10", "CIFAR100", "Release", "find_release", "load_cifar10", "load_cifar100", "read_release"]
 
@@ -158,7 +159,7 @@ def load_cifar100(options: DataOptions) -> Dataset:
 
 
 def _load(name: str, releases: tuple[Release, ...], classes: tuple[str, ...], options: DataOptions) -> Dataset:
-    root = None if options.root is None else Path(options.root).expanduser()
+    root = None if options.root is None else user_path(options.root)
     if root is not None and not root.exists():
         raise DataError(f"data.root={root} does not exist; it should hold {_expected(releases)}")
     found = find_release(releases, root) or _fetch(name, releases, root, options.download)

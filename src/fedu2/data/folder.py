@@ -26,6 +26,7 @@ from fedu2.data.base import Dataset, ImageSet, datasets
 from fedu2.data.decode import decode_cached, looks_like_image
 from fedu2.errors import DataError, UsageError
 from fedu2.experiment import DataOptions
+from fedu2.files import user_path
 from fedu2.seeds import derive
 
 __all__ = ["Picture", "held_out", "load_folder", "scan"]
@@ -79,7 +80,7 @@ def load_folder(options: DataOptions) -> Dataset:
 def _root(options: DataOptions) -> Path:
     if options.root is None:
         raise UsageError("dataset=folder needs the directory with your images: data.root=PATH")
-    root = Path(options.root).expanduser().resolve()
+    root = user_path(options.root).resolve()
     if not root.is_dir():
         raise DataError(f"data.root={options.root} is not a directory")
     return root

@@ -30,7 +30,7 @@ from torch import Tensor
 from fedu2.data.base import Dataset
 from fedu2.errors import DataError, UsageError
 from fedu2.experiment import Experiment
-from fedu2.files import atomic_file
+from fedu2.files import atomic_file, user_path
 from fedu2.registry import Registry
 from fedu2.seeds import derive
 
@@ -220,7 +220,7 @@ def save_partition(path: Path | str, shares: Sequence[Tensor]) -> None:
 def load_partition(path: Path | str, n: int) -> list[Tensor]:
     """The shares in a JSON file, a list of lists of indices or that under "clients", checked against n images."""
     try:
-        content = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        content = json.loads(user_path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"the partition file {path} cannot be read ({error})") from error
     lists = content.get("clients") if isinstance(content, dict) else content

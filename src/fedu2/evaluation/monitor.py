@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fedu2.data import Dataset
+from fedu2.errors import TrainingError
 from fedu2.evaluation.collapse import alignment, effective_rank, uniformity
 from fedu2.evaluation.knn import knn_accuracy
 from fedu2.experiment import Experiment
@@ -32,14 +33,14 @@ def extract(module: nn.Module, images: Tensor, batch_size: int = 512) -> Tensor:
 def evaluate(learner: Objective, dataset: Dataset, experiment: Experiment) -> dict[str, float]:
     """kNN accuracy (where there are labels), effective rank of features and projections, alignment, uniformity."""
     options = experiment.evaluation
+    test = dataset.test
+    held_out = test if len(test) > 1 else dataset.train  # rank and uniformity need more than one image
+    features = _finite(extract(learner.encoder, held_out.images, options.batch_size))
     measured: dict[str, float] = {}
-    held_out = dataset.test if len(dataset.test) > 1 else dataset.train
-    features = extract(learner.encoder, held_out.images, options.batch_size)
-    if dataset.train.labels is not None and dataset.test.labels is not None and len(dataset.test) > 0:
-        bank = extract(learner.encoder, dataset.train.images, options.batch_size)
-        measured["knn"] = knn_accuracy(
-            features, dataset.test.labels, bank, dataset.train.labels, options.k, options.temperature
-        )
+    if dataset.train.labels is not None and test.labels is not None and len(test) > 0:
+        queries = features if held_out is test else extract(learner.encoder, test.images, options.batch_size)
+        bank = _finite(extract(learner.encoder, dataset.train.images, options.batch_size))
+        measured["knn"] = knn_accuracy(queries, test.labels, bank, dataset.train.labels, options.k, options.temperature)
 
     probes = held_out.images[:PROBES]
     recipes = views_for(experiment.views, experiment.objective or "byol")
@@ -49,10 +50,16 @@ def evaluate(learner: Objective, dataset: Dataset, experiment: Experiment) -> di
     pairs = [two_views(part, recipes, noise) for part in probes.split(options.batch_size)]
     first = torch.cat([learner.encoder(view1).float() for view1, _ in pairs])
     second = torch.cat([learner.encoder(view2).float() for _, view2 in pairs])
-    projections = learner.projector(features[:PROBES]).float()
+    projections = _finite(learner.projector(features[:PROBES]).float())
     learner.train(training)
     measured["effective_rank"] = effective_rank(features[:PROBES])
     measured["projector_rank"] = effective_rank(projections)
     measured["alignment"] = alignment(first, second)
     measured["uniformity"] = uniformity(features[:PROBES])
     return measured
+
+
+def _finite(features: Tensor) -> Tensor:
+    if not bool(features.isfinite().all()):
+        raise TrainingError("the global model gives features that are not finite: lower optimizer.lr or eua.server_lr")
+    return features

@@ -51,12 +51,16 @@ class Checkpoints:
         """Write `state`; afterwards older checkpoints may go."""
         place = self.directory / f"round-{state.round:06d}"
         draft = self.directory / f".{place.name}.{os.getpid()}"
-        shutil.rmtree(draft, ignore_errors=True)
+        self.sweep()
         draft.mkdir(parents=True)
-        save_file(self._server_tensors(state.server), draft / "server.safetensors")
-        for client, memory in state.memories.items():
-            tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in memory.items()}
-            save_file(tensors, draft / f"client-{client:04d}.safetensors")
+        try:
+            save_file(self._server_tensors(state.server), draft / "server.safetensors")
+            for client, memory in state.memories.items():
+                tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in memory.items()}
+                save_file(tensors, draft / f"client-{client:04d}.safetensors")
+        except (SafetensorError, OSError) as error:
+            self.sweep()
+            raise TrainingError(f"the checkpoint of round {state.round} cannot be written: {error}") from None
         files = {path.name: _fingerprint(path) for path in sorted(draft.iterdir())}
         manifest = {"format": FORMAT, "round": state.round, "files": files, "experiment": dict(experiment)}
         (draft / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
@@ -69,6 +73,11 @@ class Checkpoints:
         for old in self._places()[KEPT:]:
             shutil.rmtree(old, ignore_errors=True)
         return place
+
+    def sweep(self) -> None:
+        """Remove what a crash left half-written; only for the process that holds the run's lock."""
+        for draft in self.directory.glob(".round-*"):
+            shutil.rmtree(draft, ignore_errors=True)
 
     def latest(self, device: torch.device | str) -> tuple[FederationState, dict[str, Any], Path] | None:
         """The newest whole checkpoint: its state, the experiment that it belongs to, and its place."""
@@ -123,12 +132,18 @@ def _read_manifest(place: Path) -> dict[str, Any]:
     path = place / "manifest.json"
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        if manifest["format"] != FORMAT:
-            raise TrainingError(f"checkpoint {place} has format {manifest['format']}; this version reads {FORMAT}")
-        if not {"round", "files", "experiment"} <= manifest.keys() or "server.safetensors" not in manifest["files"]:
-            raise KeyError("entries")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise TrainingError(f"checkpoint file {path} is missing or damaged") from None
+        whole = (
+            isinstance(manifest["files"], dict)
+            and "server.safetensors" in manifest["files"]
+            and isinstance(manifest["experiment"], dict)
+            and place.name == f"round-{manifest['round']:06d}"
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        whole = False
+    if not whole:
+        raise TrainingError(f"checkpoint file {path} is missing or damaged")
+    if manifest.get("format") != FORMAT:
+        raise TrainingError(f"checkpoint {place} has format {manifest.get('format')}; this version reads {FORMAT}")
     return dict(manifest)
 
 

@@ -16,7 +16,7 @@ from fedu2.federation.backend import Backend, Observer
 from fedu2.federation.batches import steps_of
 from fedu2.federation.optimizers import learning_rate
 from fedu2.methods import Memory, Method, Reply, ServerState, Task
-from fedu2.models.flat import FlatModel
+from fedu2.models.flat import FlatModel, ModelState
 from fedu2.seeds import generator
 
 __all__ = ["FederationState", "initial_state", "participants", "play_round"]
@@ -61,13 +61,14 @@ def play_round(
     buffers = start.buffers.new_empty(len(tasks), len(start.buffers))  # (K, Q)
     replies: list[Reply] = []
     for row, reply in enumerate(backend.run(tasks, state.server, state.memories, observer)):
-        _check(reply, round_)
+        _check_finite(reply.model, f"the model of client {reply.client} is not finite after round {round_}")
         params[row], buffers[row] = reply.model.params, reply.model.buffers
         replies.append(replace(reply, model=start))  # its own vectors are in the matrix now: do not hold them twice
 
     shares = _shares(replies, experiment)
     updates = Updates(start.params, params, shares)
     server, logged = method.aggregate(state.server, updates, buffers, [reply.payload for reply in replies])
+    _check_finite(server.model, f"the global model is not finite after round {round_}: lower eua.server_lr")
     memories = {**state.memories, **{r.client: r.memory for r in replies if r.memory}}
     record = {"round": round_, "lr": lr, "clients": drawn, **_means(replies)}
     record["samples"] = sum(reply.samples for reply in replies)
@@ -76,10 +77,9 @@ def play_round(
     return FederationState(round_, server, memories), record
 
 
-def _check(reply: Reply, round_: int) -> None:
-    for name, vector in (("parameters", reply.model.params), ("batch-norm buffers", reply.model.buffers)):
-        if not bool(vector.isfinite().all()):
-            raise TrainingError(f"the {name} of client {reply.client} are not finite after round {round_}")
+def _check_finite(model: ModelState, complaint: str) -> None:
+    if not bool(model.params.isfinite().all() and model.buffers.isfinite().all()):
+        raise TrainingError(complaint)
 
 
 def _shares(replies: Sequence[Reply], experiment: Experiment) -> Tensor:
