@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 
 import fedu2
+from fedu2.console import result_table
 from fedu2.data import load_dataset, make_partition
 from fedu2.errors import TrainingError, UsageError
 from fedu2.experiment import Experiment
@@ -316,6 +317,10 @@ def test_a_damaged_log_loses_only_its_damaged_lines(micro: Experiment, tmp_path:
     assert [record["round"] for record in longer.history] == [1, 2, 3]  # a trained model is not passed off as untrained
     assert "untrained_knn" not in longer.summary
     assert "knn" in longer.summary
+    log.write_bytes(b"")
+    emptied = fedu2.train(_with(micro, "rounds=3"), run.path, resume=True)
+    assert emptied.summary["rounds"] == 0
+    assert result_table("", emptied.summary, None, run.path).row_count > 0
 
 
 def test_a_run_whose_checkpoint_is_gone_is_not_played_over(micro: Experiment, tmp_path: Path) -> None:

@@ -143,8 +143,8 @@ def result_table(title: str, summary: Mapping[str, Any], compared: Mapping[str, 
         if compared is not None:
             table.add_row("kNN, FedAvg at equal cost", f"{compared['knn']:.1f} %")
         table.add_row("kNN, trained encoder", f"[bold green]{summary['knn']:.1f} %[/bold green]")
-    before = f"{summary['untrained_effective_rank']:.1f} → " if "untrained_effective_rank" in summary else ""
-    table.add_row("effective rank", f"{before}{summary['effective_rank']:.1f}")
+    if "effective_rank" in summary:
+        table.add_row("effective rank", _rank(summary))
     if "fur.mass" in summary:
         table.add_row("matched FUR mass", f"{summary['fur.mass']:.3f}")
     if "seconds" in summary:
@@ -152,3 +152,8 @@ def result_table(title: str, summary: Mapping[str, Any], compared: Mapping[str, 
         table.add_row("training time", f"{_span(summary['seconds'])} ({speed})")
     table.add_row("written to", Text(str(path), overflow="fold"))
     return table
+
+
+def _rank(summary: Mapping[str, Any]) -> str:
+    before = f"{summary['untrained_effective_rank']:.1f} → " if "untrained_effective_rank" in summary else ""
+    return f"{before}{summary['effective_rank']:.1f}"

@@ -201,8 +201,8 @@ def summarise(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The figures that a reader wants first: last and best round, the untrained encoder, time and speed."""
     measured = [record for record in history if "effective_rank" in record]
     trained = [record for record in history if record["round"] > 0]
-    last = measured[-1]
-    summary: dict[str, Any] = {"rounds": history[-1]["round"]}
+    last = measured[-1] if measured else {}
+    summary: dict[str, Any] = {"rounds": max((record["round"] for record in history), default=0)}
     for name in ("knn", "effective_rank", "projector_rank", "alignment", "uniformity"):
         if name in last:
             summary[name] = last[name]
