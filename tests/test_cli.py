@@ -276,3 +276,14 @@ def test_a_terminal_without_unicode(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fedu2.cli", "train", "--out", str(tmp_path / "run"), *SMALL]
     done = subprocess.run(command, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("load", "policy"), [(100.0, "PASSIVE"), (0.0, None)])
+def test_threads_sleep_only_where_cores_are_busy(
+    load: float, policy: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "")
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
+    assert main(["--version"]) == 0
+    assert os.environ.get("OMP_WAIT_POLICY") == policy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -81,6 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; 0 for success, 1 for failure, 2 for wrong usage, 130 when interrupted."""
     arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     _prepare_output()
+    _share_busy_cores()
     try:
         code = app(args=arguments, prog_name="fedu2", standalone_mode=False)
     except FedU2Error as error:
@@ -109,6 +111,16 @@ def _prepare_output() -> None:
     log = logging.getLogger("fedu2")
     log.handlers = [handler]
     log.setLevel(logging.INFO)
+
+
+def _share_busy_cores() -> None:
+    """Where cores are busy, let waiting threads sleep; must come before torch is imported.
+
+    They spin by default: a third faster on idle cores, but on busy ones they starve each other (five times slower).
+    The numbers that come out are the same.
+    """
+    if os.getloadavg()[0] > 0.75 * (os.cpu_count() or 1):
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _out_of_memory(error: Exception) -> bool:
