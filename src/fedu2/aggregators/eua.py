@@ -22,8 +22,8 @@ of them, and one client with an update r times as long that has the cosine c to 
 
 An orthogonal update gets κ/(1 + κ) = (1 + (K − 2)ρ)/(K + (K − 2)ρ), from 1/K to 1/2, however small it is (in the unit
 form κ/(κ + r), which tends to 1). A tiny update *against* the others gets nearly all the weight and so vetoes the
-step: an attack surface. And on CIFAR-10 split over ten clients, the one with 17 of 50,000 images got the largest
-weight in every form, 0.25 to 0.99.
+step: an attack surface. And in a prototype on CIFAR-10 split over ten clients, the one with 17 of 50,000 images got the
+largest weight in every form, 0.25 to 0.99.
 
 Hence w_k is at most `guard` times the client's share of the data, and the excess goes to the others in proportion to
 their own w. guard = 1 is FedAvg's direction (with `convex`, FedAvg itself), None is EUA as published. The guard turns

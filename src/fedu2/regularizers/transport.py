@@ -10,13 +10,13 @@ an entry carries mass only if C_ij < τ_a a_i + τ_b b_j. For any plan and any f
 
 a sum of terms ≥ 0: the certificate that comes with every plan, free of cancellation.
 
-Solvers, by name. A plan serves as a gradient (π* held fixed), so they are judged by the gradient on Z. Worst case of 25
-problems of 128 × 128 for each kind of batch, d = 256 and 512, τ = 0.8:
+Solvers, by name. A plan serves as a gradient (π* held fixed), so they are judged by the gradient on Z. Worst cases of
+128 × 128, d = 256 and 512, τ = 0.8, rounded down from `benchmarks/gradients.py`:
 
     solver     method                           batches  relative gap   cosine to exact   norm / exact   CPU
-    sinkhorn   40 annealed Sinkhorn iterations  plain    2e-4           0.965             1.02–1.06      13 ms
-                                                tight    6e-4           0.955             0.93–1.05
-    fast       20 of them, ending warmer        plain    2e-4           0.967             0.96–1.05      7 ms
+    sinkhorn   40 annealed Sinkhorn iterations  plain    2e-4           0.96              1.02–1.07      13 ms
+                                                tight    6e-4           0.95              0.93–1.05
+    fast       20 of them, ending warmer        plain    2e-4           0.96              0.96–1.05      7 ms
                                                 tight    7e-4           0.77              0.49–0.99
     exact      interior point in float64                 1e-10          1.00              1.00           25 ms
 
