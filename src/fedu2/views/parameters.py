@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fedu2.views.recipes import Recipe
 
-__all__ = ["ASPECT", "ATTEMPTS", "NO_BLUR", "Box", "ViewParameters", "draw"]
+__all__ = ["ASPECT", "ATTEMPTS", "NO_BLUR", "Box", "ViewParameters", "draw", "parameters", "uniforms"]
 
 ASPECT = (3 / 4, 4 / 3)  # width / height of crops, drawn log-uniformly
 ATTEMPTS = 10  # crop boxes drawn before the whole image is taken
@@ -44,12 +44,21 @@ class ViewParameters:
 
 
 def draw(recipe: Recipe, batch: int, size: int, generator: torch.Generator) -> ViewParameters:
-    """Parameters for `batch` images of `size` × `size` pixels, on the generator's device.
+    """Parameters for `batch` images of `size` × `size` pixels, on the generator's device."""
+    return parameters(recipe, size, uniforms(batch, generator))
+
+
+def uniforms(batch: int, generator: torch.Generator) -> Tensor:
+    """All chance in one view of `batch` images: (2 ATTEMPTS + 12, B) numbers, uniform in [0, 1).
 
     Every recipe consumes the same random numbers in the same places: switching one operation off leaves the
     others as they were.
     """
-    uniform = torch.rand((2 * ATTEMPTS + 12, batch), generator=generator, device=generator.device)
+    return torch.rand((2 * ATTEMPTS + 12, batch), generator=generator, device=generator.device)
+
+
+def parameters(recipe: Recipe, size: int, uniform: Tensor) -> ViewParameters:
+    """Parameters for images of `size` × `size` pixels from the numbers of `uniforms`."""
     areas, aspects, others = uniform[:ATTEMPTS], uniform[ATTEMPTS : 2 * ATTEMPTS], uniform[2 * ATTEMPTS :]
     top, left, flip, gray, blur, sigma, invert = others[:7].unbind()
     jitter, brightness, contrast, saturation, hue = others[7:].unbind()
