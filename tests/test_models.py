@@ -6,6 +6,7 @@ from torch import nn
 
 from fedu2.errors import UsageError
 from fedu2.models import build_encoder, encoders, mlp
+from fedu2.models.norm import Norm
 
 
 def _parameters(module: nn.Module) -> int:
@@ -47,7 +48,7 @@ def test_resnet18_keeps_full_resolution_in_the_first_stage() -> None:
 
 def test_head_is_the_papers_mlp() -> None:
     head = mlp(512, 2048, 512)
-    assert [type(layer) for layer in head] == [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear]
+    assert [type(layer) for layer in head] == [nn.Linear, Norm, nn.ReLU, nn.Linear]
     assert head(torch.randn(4, 512)).shape == (4, 512)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from torch import nn
 
 from fedu2.errors import UsageError
+from fedu2.models.norm import Chain, Norm
 from fedu2.registry import Registry
 
 __all__ = ["build_encoder", "encoders", "mlp"]
@@ -32,9 +33,9 @@ def build_encoder(name: str, width: int | None = None) -> nn.Module:
 
 def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
     """Linear → batch norm → ReLU → linear: projector G and predictor of SimSiam and BYOL."""
-    return nn.Sequential(
+    return Chain(
         nn.Linear(inputs, hidden, bias=False),
-        nn.BatchNorm1d(hidden),
+        Norm(hidden),
         nn.ReLU(inplace=True),
         nn.Linear(hidden, outputs),
     )

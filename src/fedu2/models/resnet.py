@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedu2.models.base import encoders
+from fedu2.models.norm import Chain, Norm, second
+from fedu2.models.stem import Stem
 
 __all__ = ["ResNet"]
 
@@ -24,7 +26,7 @@ def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
 def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
     if inputs == outputs and stride == 1:
         return nn.Identity()
-    return nn.Sequential(_conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+    return nn.Sequential(_conv(inputs, outputs, 1, stride), Norm(outputs))
 
 
 class BasicBlock(nn.Module):
@@ -35,14 +37,14 @@ class BasicBlock(nn.Module):
     def __init__(self, inputs: int, channels: int, stride: int) -> None:
         super().__init__()
         self.conv1 = _conv(inputs, channels, 3, stride)
-        self.bn1 = nn.BatchNorm2d(channels)
+        self.bn1 = Norm(channels)
         self.conv2 = _conv(channels, channels, 3)
-        self.bn2 = nn.BatchNorm2d(channels)
+        self.bn2 = Norm(channels)
         self.shortcut = _shortcut(inputs, channels, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x), inplace=True)
+        y = self.bn1(self.conv1(x), relu=True)
+        return self.bn2(self.conv2(y), self.shortcut(second(x)), relu=True)  # type: ignore[no-any-return]
 
 
 class Bottleneck(nn.Module):
@@ -53,17 +55,17 @@ class Bottleneck(nn.Module):
     def __init__(self, inputs: int, channels: int, stride: int) -> None:
         super().__init__()
         self.conv1 = _conv(inputs, channels, 1)
-        self.bn1 = nn.BatchNorm2d(channels)
+        self.bn1 = Norm(channels)
         self.conv2 = _conv(channels, channels, 3, stride)
-        self.bn2 = nn.BatchNorm2d(channels)
+        self.bn2 = Norm(channels)
         self.conv3 = _conv(channels, channels * self.expansion, 1)
-        self.bn3 = nn.BatchNorm2d(channels * self.expansion)
+        self.bn3 = Norm(channels * self.expansion)
         self.shortcut = _shortcut(inputs, channels * self.expansion, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        y = F.relu(self.bn2(self.conv2(y)), inplace=True)
-        return F.relu(self.bn3(self.conv3(y)) + self.shortcut(x), inplace=True)
+        y = self.bn1(self.conv1(x), relu=True)
+        y = self.bn2(self.conv2(y), relu=True)
+        return self.bn3(self.conv3(y), self.shortcut(second(x)), relu=True)  # type: ignore[no-any-return]
 
 
 class ResNet(nn.Module):
@@ -76,7 +78,7 @@ class ResNet(nn.Module):
         self, block: type[BasicBlock] | type[Bottleneck], depths: Sequence[int], width: int, stem_stride: int = 1
     ) -> None:
         super().__init__()
-        self.stem = nn.Sequential(_conv(3, width, 3, stem_stride), nn.BatchNorm2d(width), nn.ReLU(inplace=True))
+        self.stem = Chain(Stem(3, width, 3, stem_stride, padding=1, bias=False), Norm(width), nn.ReLU(inplace=True))
         stages: list[nn.Module] = []
         inputs = width
         for i, depth in enumerate(depths):

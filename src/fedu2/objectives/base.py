@@ -10,9 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from fedu2.experiment import Experiment
+from fedu2.models.norm import grouped
 from fedu2.registry import Registry
 
 __all__ = ["Objective", "Outcome", "objectives"]
@@ -35,13 +37,26 @@ class Objective(nn.Module, ABC):
 
     encoder: nn.Module
     projector: nn.Module
+    paired: bool = False  # both views in one pass; needs networks whose only norms are ours (`only_our_norms`)
 
     @abstractmethod
     def forward(self, view1: Tensor, view2: Tensor) -> Outcome:
         """The loss of two views (N, 3, S, S) of the same images."""
 
+    def both(self, module: nn.Module, view1: Tensor, view2: Tensor) -> tuple[Tensor, Tensor]:
+        """Two passes through `module`, or one over both batches, stacked; each is normalised by itself either way."""
+        if not self.paired:
+            return module(view1), module(view2)
+        with grouped(module, 2):
+            out1, out2 = module(torch.cat([view1, view2])).chunk(2)
+        return out1, out2
+
     def start(self) -> None:
         """Called when a client begins without memory of its own: derive what is not sent from what is."""
+
+    def tempo(self, progress: float) -> float:
+        """The number through which `progress` enters `after_step`; while it stays, a captured step stays good."""
+        return 0.0
 
     def after_step(self, progress: float) -> None:
         """Called after every optimizer step; `progress` is the share of rounds that are over, in [0, 1)."""

@@ -40,11 +40,11 @@ class BYOL(Objective):
         self.options = experiment.byol
 
     def forward(self, view1: Tensor, view2: Tensor) -> Outcome:
-        h1, h2 = self.encoder(view1), self.encoder(view2)  # (N, D)
-        z1, z2 = self.projector(h1), self.projector(h2)  # (N, d)
-        p1, p2 = self.predictor(z1), self.predictor(z2)  # (N, d)
+        h1, h2 = self.both(self.encoder, view1, view2)  # (N, D)
+        z1, z2 = self.both(self.projector, h1, h2)  # (N, d)
+        p1, p2 = self.both(self.predictor, z1, z2)  # (N, d)
         with torch.no_grad():
-            t1, t2 = self.target(view1), self.target(view2)  # (N, d)
+            t1, t2 = self.both(self.target, view1, view2)  # (N, d)
         loss = 4 + 2 * negative_cosine(p1, t2) + 2 * negative_cosine(p2, t1)
         return Outcome(loss, (h1, h2), (z1, z2))
 
@@ -56,10 +56,14 @@ class BYOL(Objective):
         for target, online in zip(self.target.buffers(), self._online_buffers(), strict=True):
             target.copy_(online)
 
+    def tempo(self, progress: float) -> float:
+        """m."""
+        return momentum_at(self.options, progress)
+
     @torch.no_grad()
     def after_step(self, progress: float) -> None:
         """θ' ← m θ' + (1 − m) θ."""
-        torch._foreach_lerp_(self._target(), self._online(), 1 - momentum_at(self.options, progress))
+        torch._foreach_lerp_(self._target(), self._online(), 1 - self.tempo(progress))
 
     def _target(self) -> list[Tensor]:
         return list(self.target.parameters())

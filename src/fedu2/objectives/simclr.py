@@ -37,6 +37,6 @@ class SimCLR(Objective):
         self.temperature = experiment.simclr.temperature
 
     def forward(self, view1: Tensor, view2: Tensor) -> Outcome:
-        h1, h2 = self.encoder(view1), self.encoder(view2)  # (N, D)
-        z1, z2 = self.projector(h1), self.projector(h2)  # (N, d)
+        h1, h2 = self.both(self.encoder, view1, view2)  # (N, D)
+        z1, z2 = self.both(self.projector, h1, h2)  # (N, d)
         return Outcome(nt_xent(z1, z2, self.temperature), (h1, h2), (z1, z2))

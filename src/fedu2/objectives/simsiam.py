@@ -28,7 +28,7 @@ class SimSiam(Objective):
         self.predictor = predictor(encoder, experiment.heads)
 
     def forward(self, view1: Tensor, view2: Tensor) -> Outcome:
-        h1, h2 = self.encoder(view1), self.encoder(view2)  # (N, D)
-        z1, z2 = self.projector(h1), self.projector(h2)  # (N, d)
-        p1, p2 = self.predictor(z1), self.predictor(z2)  # (N, d)
+        h1, h2 = self.both(self.encoder, view1, view2)  # (N, D)
+        z1, z2 = self.both(self.projector, h1, h2)  # (N, d)
+        p1, p2 = self.both(self.predictor, z1, z2)  # (N, d)
         return Outcome((negative_cosine(p1, z2) + negative_cosine(p2, z1)) / 2, (h1, h2), (z1, z2))

@@ -1,0 +1,547 @@
+# mypy: disable-error-code="import-not-found, no-untyped-def, no-untyped-call, untyped-decorator, misc"
+"""Batch norm, residual and ReLU as GPU kernels: y = relu((x − μ) w/σ + b + residual), and its gradient.
+
+A tensor is seen as rows (G groups of N·H·W) and columns (channels), channels last in memory. A kernel's program owns
+a block of columns of one group and visits tiles of rows. What must move, in tensors:
+
+    forward     statistics: x.  apply: x, residual → y.
+    backward    sums: dy, dy', x, y → dz.  gradient: dz, x → dx.
+
+dy' is the gradient of a second reader of y, if there is one. dz = (dy + dy')·[y > 0] is also the gradient of the
+residual, and is written only if there is one, as y is read only then; otherwise both are found again from x and dy.
+Programs of the first kernel leave partial results (G, P, 2, C); those of the second combine what concerns them, in the
+same order each time: results are reproducible, and nothing waits for the host. Short groups take one kernel.
+
+A kernel is compiled for a number of channels, never for a number of rows: clients with few images have batches of
+their own size, and compiling takes longer than their training.
+
+Imported where Triton is; see `fedu2.models.norm`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+__all__ = ["norm", "supported"]
+
+
+class Launch(NamedTuple):
+    """How a kernel is spread over the GPU."""
+
+    programs: int  # about so many; the statistics' are combined by every program of the next kernel
+    elements: int  # of a tile
+    warps: int
+    stages: int  # tiles in flight; 1 lets the compiler decide
+
+
+# For an H200, which has 132 multiprocessors.
+STATISTICS = Launch(programs=132, elements=16384, warps=16, stages=1)
+APPLY = Launch(programs=264, elements=8192, warps=8, stages=1)
+SUMS = Launch(programs=132, elements=8192, warps=16, stages=1)
+GRADIENT = Launch(programs=264, elements=8192, warps=8, stages=1)
+COLUMNS = 64  # of a tile: 128 bytes in half precision
+SHORT, SHORTER = 1024, 128  # rows of a group that one tile holds
+SHORT_COLUMNS = 16
+SHORT_ELEMENTS = 16384
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+# Nothing is compiled anew for other rows, nor for parameters that lie elsewhere in a model's vector. How wide loads of
+# x are follows from C.
+kernel = triton.jit(
+    do_not_specialize=["rows"],
+    do_not_specialize_on_alignment=["weight_at", "bias_at", "running_mean_at", "running_var_at"],
+)
+
+
+def supported(x: Tensor) -> bool:
+    """Whether x lies in memory as the kernels read it."""
+    memory = torch.channels_last if x.ndim == 4 else torch.contiguous_format
+    return (
+        (x.is_cuda or INTERPRETED)
+        and x.dtype in DTYPES
+        and x.ndim in (2, 4)
+        and x.numel() > 0
+        and x.is_contiguous(memory_format=memory)
+    )
+
+
+@triton.jit
+def block(C: tl.constexpr, COLUMNS: tl.constexpr):
+    """The program's columns."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    return column, column < C
+
+
+@triton.jit
+def tile(index, group, rows, column, C: tl.constexpr, ROWS: tl.constexpr):
+    """Where a tile's elements lie, and which of them exist."""
+    row = index * ROWS + tl.arange(0, ROWS)
+    place = (group * rows.to(tl.int64) + row)[:, None] * C + column[None, :]
+    return place, (row < rows)[:, None] & (column < C)[None, :]
+
+
+@triton.jit
+def activate(off, scale, bias):
+    """(x − μ) w/σ + b for off = x − μ."""
+    return off * scale[None, :] + bias[None, :]
+
+
+@kernel
+def statistics_kernel(
+    x_at,
+    parts_at,
+    rows,
+    C: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Mean and sum of squared deviations over the tiles part, part + P, ...: Welford's update, in each place apart."""
+    column, exists = block(C, COLUMNS)
+    part, parts, group = tl.program_id(1), tl.num_programs(1), tl.program_id(2)
+    mean = tl.zeros([ROWS, COLUMNS], tl.float32)
+    squares = tl.zeros([ROWS, COLUMNS], tl.float32)
+    seen = 0.0
+    for index in tl.range(part, tl.cdiv(rows, ROWS), parts, num_stages=STAGES):
+        place, inside = tile(index, group, rows, column, C, ROWS)
+        x = tl.load(x_at + place, mask=inside, other=0.0).to(tl.float32)
+        off = tl.where(inside, x - mean, 0.0)  # only the last tile has gaps: a place that is empty stays so
+        seen += 1.0
+        mean += off * (1.0 / seen)
+        squares += off * (x - mean)
+    first = part * ROWS + tl.arange(0, ROWS)
+    count = tl.cdiv(rows - first, parts * ROWS).to(tl.float32)
+    overall = tl.sum(mean * count[:, None], 0) / tl.maximum(tl.sum(count, 0), 1.0)  # a part may have no tile
+    off = mean - overall[None, :]
+    at = parts_at + (group * parts + part) * 2 * C + column
+    tl.store(at, overall, mask=exists)
+    tl.store(at + C, tl.sum(squares + off * off * count[:, None], 0), mask=exists)
+
+
+@triton.jit
+def combine(parts_at, group, rows, column, exists, C: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr):
+    """Mean and variance of a group from its parts; ROWS of a tile of `statistics_kernel`."""
+    part = tl.arange(0, PARTS)
+    at = parts_at + ((group * PARTS + part) * 2)[:, None] * C + column[None, :]
+    mean = tl.load(at, mask=exists[None, :], other=0.0)
+    squares = tl.load(at + C, mask=exists[None, :], other=0.0)
+    tiles = tl.cdiv(rows, ROWS)
+    count = tl.cdiv(tiles - part, PARTS) * ROWS - tl.where(part == (tiles - 1) % PARTS, tiles * ROWS - rows, 0)
+    count = count.to(tl.float32)[:, None]
+    overall = tl.sum(mean * (count / rows), 0)
+    off = mean - overall[None, :]
+    return overall, tl.sum(squares + off * off * count, 0) / rows
+
+
+@triton.jit
+def follow(running_at, new, momentum, column, exists):
+    """r ← (1 − m) r + m s."""
+    old = tl.load(running_at + column, mask=exists, other=0.0)
+    tl.store(running_at + column, (1 - momentum) * old + momentum * new, mask=exists)
+
+
+@kernel
+def apply_kernel(
+    x_at,
+    residual_at,
+    y_at,
+    parts_at,
+    saved_at,  # (2, G, C): mean, 1/σ
+    weight_at,
+    bias_at,
+    running_mean_at,
+    running_var_at,
+    rows,
+    momentum,
+    eps,
+    RELU: tl.constexpr,
+    GROUPS: tl.constexpr,
+    PARTS: tl.constexpr,
+    PART_ROWS: tl.constexpr,
+    C: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    column, exists = block(C, COLUMNS)
+    turn, turns, group = tl.program_id(1), tl.num_programs(1), tl.program_id(2)
+    mean, variance = combine(parts_at, group, rows, column, exists, C, PARTS, PART_ROWS)
+    inverse = tl.rsqrt(variance + eps)
+    if turn == 0:
+        tl.store(saved_at + group * C + column, mean, mask=exists)
+        tl.store(saved_at + (GROUPS + group) * C + column, inverse, mask=exists)
+    if (turn == turns - 1) & (group == GROUPS - 1):  # this program has the fewest tiles
+        for g in tl.static_range(GROUPS):
+            seen, spread = combine(parts_at, g, rows, column, exists, C, PARTS, PART_ROWS)
+            follow(running_mean_at, seen, momentum, column, exists)
+            follow(running_var_at, spread * (rows / (rows - 1.0)), momentum, column, exists)
+
+    scale = tl.load(weight_at + column, mask=exists, other=0.0) * inverse
+    bias = tl.load(bias_at + column, mask=exists, other=0.0)
+    tiles = tl.cdiv(rows, ROWS)
+    for index in tl.range(turn, tiles, turns, num_stages=STAGES):
+        # Backwards: the rows that the statistics read last are still in the cache.
+        place, inside = tile(tiles - 1 - index, group, rows, column, C, ROWS)
+        x = tl.load(x_at + place, mask=inside, other=0.0).to(tl.float32)
+        y = activate(x - mean[None, :], scale, bias)
+        if residual_at is not None:
+            y += tl.load(residual_at + place, mask=inside, other=0.0).to(tl.float32)
+        if RELU:
+            y = tl.where(y < 0, 0.0, y)  # NaN stays
+        tl.store(y_at + place, y.to(y_at.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gradient_of_sum(dy_at, again_at, y_at, off, scale, bias, place, inside, RELU: tl.constexpr):
+    """dz = (dy + dy')·[y > 0], the gradient of what ReLU sees; without y the mask comes from x."""
+    dz = tl.load(dy_at + place, mask=inside, other=0.0).to(tl.float32)
+    if again_at is not None:
+        dz += tl.load(again_at + place, mask=inside, other=0.0).to(tl.float32)
+    if RELU:
+        if y_at is not None:
+            dz = tl.where(tl.load(y_at + place, mask=inside, other=0.0) <= 0, 0.0, dz)
+        else:
+            dz = tl.where(activate(off, scale, bias) <= 0, 0.0, dz)
+    return dz
+
+
+@kernel
+def sums_kernel(
+    dy_at,
+    again_at,
+    x_at,
+    y_at,
+    dz_at,
+    parts_at,
+    saved_at,
+    weight_at,
+    bias_at,
+    rows,
+    RELU: tl.constexpr,
+    GROUPS: tl.constexpr,
+    C: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Σ dz and Σ dz·x̂ over the tiles part, part + P, ..., x̂ = (x − μ)/σ."""
+    column, exists = block(C, COLUMNS)
+    part, parts, group = tl.program_id(1), tl.num_programs(1), tl.program_id(2)
+    mean = tl.load(saved_at + group * C + column, mask=exists, other=0.0)
+    inverse = tl.load(saved_at + (GROUPS + group) * C + column, mask=exists, other=0.0)
+    scale = tl.load(weight_at + column, mask=exists, other=0.0) * inverse
+    bias = tl.load(bias_at + column, mask=exists, other=0.0)
+    plain = tl.zeros([ROWS, COLUMNS], tl.float32)
+    weighted = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for index in tl.range(part, tl.cdiv(rows, ROWS), parts, num_stages=STAGES):
+        place, inside = tile(index, group, rows, column, C, ROWS)
+        off = tl.load(x_at + place, mask=inside, other=0.0).to(tl.float32) - mean[None, :]
+        dz = gradient_of_sum(dy_at, again_at, y_at, off, scale, bias, place, inside, RELU)
+        if dz_at is not None:
+            rounded = dz.to(dz_at.dtype.element_ty)
+            tl.store(dz_at + place, rounded, mask=inside)
+            dz = rounded.to(tl.float32)  # the next kernel subtracts the mean of what it reads
+        plain += dz
+        weighted += dz * off
+    at = parts_at + (group * parts + part) * 2 * C + column
+    tl.store(at, tl.sum(plain, 0), mask=exists)
+    tl.store(at + C, tl.sum(weighted, 0) * inverse, mask=exists)
+
+
+@triton.jit
+def add_up(parts_at, group, column, exists, C: tl.constexpr, PARTS: tl.constexpr):
+    """Σ dz and Σ dz·x̂ of a group from its parts."""
+    at = parts_at + ((group * PARTS + tl.arange(0, PARTS)) * 2)[:, None] * C + column[None, :]
+    plain = tl.load(at, mask=exists[None, :], other=0.0)
+    weighted = tl.load(at + C, mask=exists[None, :], other=0.0)
+    return tl.sum(plain, 0), tl.sum(weighted, 0)
+
+
+@kernel
+def gradient_kernel(
+    dy_at,
+    again_at,
+    x_at,
+    dx_at,
+    dweight_at,
+    dbias_at,
+    parts_at,
+    saved_at,
+    weight_at,
+    bias_at,
+    rows,
+    RELU: tl.constexpr,  # dy is not masked yet
+    GROUPS: tl.constexpr,
+    PARTS: tl.constexpr,
+    C: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """dx = w/σ (dz − mean dz − x̂ mean(dz·x̂)), means over the group; dw = Σ dz·x̂ and db = Σ dz over all groups."""
+    column, exists = block(C, COLUMNS)
+    turn, turns, group = tl.program_id(1), tl.num_programs(1), tl.program_id(2)
+    plain, weighted = add_up(parts_at, group, column, exists, C, PARTS)
+    if (turn == turns - 1) & (group == GROUPS - 1):
+        dweight = tl.zeros([COLUMNS], tl.float32)
+        dbias = tl.zeros([COLUMNS], tl.float32)
+        for g in tl.static_range(GROUPS):
+            theirs, weighted_theirs = add_up(parts_at, g, column, exists, C, PARTS)
+            dbias += theirs
+            dweight += weighted_theirs
+        tl.store(dweight_at + column, dweight, mask=exists)
+        tl.store(dbias_at + column, dbias, mask=exists)
+
+    mean = tl.load(saved_at + group * C + column, mask=exists, other=0.0)
+    inverse = tl.load(saved_at + (GROUPS + group) * C + column, mask=exists, other=0.0)
+    scale = tl.load(weight_at + column, mask=exists, other=0.0) * inverse
+    bias = tl.load(bias_at + column, mask=exists, other=0.0)
+    level, slope = plain / rows, inverse * weighted / rows
+    tiles = tl.cdiv(rows, ROWS)
+    for index in tl.range(turn, tiles, turns, num_stages=STAGES):
+        place, inside = tile(tiles - 1 - index, group, rows, column, C, ROWS)
+        off = tl.load(x_at + place, mask=inside, other=0.0).to(tl.float32) - mean[None, :]
+        dz = gradient_of_sum(dy_at, again_at, None, off, scale, bias, place, inside, RELU)
+        dx = scale[None, :] * (dz - level[None, :] - off * slope[None, :])
+        tl.store(dx_at + place, dx.to(dx_at.dtype.element_ty), mask=inside)
+
+
+@kernel
+def short_forward_kernel(
+    x_at,
+    residual_at,
+    y_at,
+    saved_at,
+    weight_at,
+    bias_at,
+    running_mean_at,
+    running_var_at,
+    rows,
+    momentum,
+    eps,
+    RELU: tl.constexpr,
+    GROUPS: tl.constexpr,
+    C: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Statistics and apply: a program holds all rows of a group, and does one group after another."""
+    column, exists = block(C, COLUMNS)
+    weight = tl.load(weight_at + column, mask=exists, other=0.0)
+    bias = tl.load(bias_at + column, mask=exists, other=0.0)
+    running_mean = tl.load(running_mean_at + column, mask=exists, other=0.0)
+    running_var = tl.load(running_var_at + column, mask=exists, other=0.0)
+    for group in tl.static_range(GROUPS):
+        place, inside = tile(0, group, rows, column, C, ROWS)
+        x = tl.load(x_at + place, mask=inside, other=0.0).to(tl.float32)
+        mean = tl.sum(x, 0) / rows
+        off = tl.where(inside, x - mean[None, :], 0.0)
+        variance = tl.sum(off * off, 0) / rows
+        inverse = tl.rsqrt(variance + eps)
+        y = activate(off, weight * inverse, bias)
+        if residual_at is not None:
+            y += tl.load(residual_at + place, mask=inside, other=0.0).to(tl.float32)
+        if RELU:
+            y = tl.where(y < 0, 0.0, y)  # NaN stays
+        tl.store(y_at + place, y.to(y_at.dtype.element_ty), mask=inside)
+        tl.store(saved_at + group * C + column, mean, mask=exists)
+        tl.store(saved_at + (GROUPS + group) * C + column, inverse, mask=exists)
+        running_mean = (1 - momentum) * running_mean + momentum * mean
+        running_var = (1 - momentum) * running_var + momentum * (variance * (rows / (rows - 1.0)))
+    tl.store(running_mean_at + column, running_mean, mask=exists)
+    tl.store(running_var_at + column, running_var, mask=exists)
+
+
+@kernel
+def short_backward_kernel(
+    dy_at,
+    again_at,
+    x_at,
+    y_at,
+    dz_at,
+    dx_at,
+    dweight_at,
+    dbias_at,
+    saved_at,
+    weight_at,
+    bias_at,
+    rows,
+    RELU: tl.constexpr,
+    GROUPS: tl.constexpr,
+    C: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Sums and gradient: as `short_forward_kernel`."""
+    column, exists = block(C, COLUMNS)
+    weight = tl.load(weight_at + column, mask=exists, other=0.0)
+    bias = tl.load(bias_at + column, mask=exists, other=0.0)
+    dweight = tl.zeros([COLUMNS], tl.float32)
+    dbias = tl.zeros([COLUMNS], tl.float32)
+    for group in tl.static_range(GROUPS):
+        mean = tl.load(saved_at + group * C + column, mask=exists, other=0.0)
+        inverse = tl.load(saved_at + (GROUPS + group) * C + column, mask=exists, other=0.0)
+        scale = weight * inverse
+        place, inside = tile(0, group, rows, column, C, ROWS)
+        off = tl.load(x_at + place, mask=inside, other=0.0).to(tl.float32) - mean[None, :]
+        dz = gradient_of_sum(dy_at, again_at, y_at, off, scale, bias, place, inside, RELU)
+        if dz_at is not None:
+            tl.store(dz_at + place, dz.to(dz_at.dtype.element_ty), mask=inside)
+        plain, weighted = tl.sum(dz, 0), tl.sum(dz * off, 0) * inverse
+        level, slope = plain / rows, inverse * weighted / rows
+        dx = scale[None, :] * (dz - level[None, :] - off * slope[None, :])
+        tl.store(dx_at + place, dx.to(dx_at.dtype.element_ty), mask=inside)
+        dbias += plain
+        dweight += weighted
+    tl.store(dweight_at + column, dweight, mask=exists)
+    tl.store(dbias_at + column, dbias, mask=exists)
+
+
+class Grid(NamedTuple):
+    """How a kernel covers a tensor."""
+
+    programs: tuple[int, int, int]  # column blocks, programs of a group and block, groups
+    columns: int  # of a tile
+    rows: int
+
+
+@cache
+def grid(launch: Launch, groups: int, rows: int, channels: int) -> Grid:
+    """No more programs than there are tiles."""
+    columns = min(COLUMNS, padded(channels))
+    blocks, tile_rows = triton.cdiv(channels, columns), launch.elements // columns
+    programs = max(1, min(triton.cdiv(rows, tile_rows), launch.programs // (blocks * groups)))
+    return Grid((blocks, programs, groups), columns, tile_rows)
+
+
+@cache
+def grid_of_parts(launch: Launch, groups: int, channels: int) -> Grid:
+    """As many programs for any number of rows, and a power of two: the next kernel is compiled for so many parts."""
+    (blocks, programs, _), columns, rows = grid(launch, groups, sys.maxsize, channels)
+    return Grid((blocks, 1 << (programs.bit_length() - 1), groups), columns, rows)
+
+
+def padded(size: int) -> int:
+    """The next power of two."""
+    return 1 << (size - 1).bit_length()
+
+
+def forward(
+    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor,
+    groups: int, momentum: float, eps: float, relu: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """y, and (2, G, C): mean and 1/σ of each group. Running statistics change in place."""
+    channels = x.shape[1]
+    rows = x.numel() // channels // groups
+    y, saved = torch.empty_like(x), x.new_empty(2, groups, channels, dtype=torch.float32)
+    common = (weight, bias, running_mean, running_var, rows, momentum, eps, relu, groups)
+    if rows <= SHORT:
+        columns, tile_rows, warps = short_tile(rows, channels)
+        short_forward_kernel[(triton.cdiv(channels, columns),)](
+            x, residual, y, saved, *common, channels, columns, tile_rows, num_warps=warps
+        )
+        return y, saved
+    one = grid_of_parts(STATISTICS, groups, channels)
+    two = grid(APPLY, groups, rows, channels)
+    parts = x.new_empty(groups, one.programs[1], 2, channels, dtype=torch.float32)
+    statistics_kernel[one.programs](x, parts, rows, channels, *one[1:], STATISTICS.stages, num_warps=STATISTICS.warps)
+    apply_kernel[two.programs](
+        x, residual, y, parts, saved, *common, one.programs[1], one.rows,
+        channels, *two[1:], APPLY.stages, num_warps=APPLY.warps,
+    )  # fmt: skip
+    return y, saved
+
+
+def backward(
+    dy: Tensor, again: Tensor | None, x: Tensor, y: Tensor | None, saved: Tensor, weight: Tensor, bias: Tensor,
+    relu: bool, residual: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """dx, dw, db and, if there was a residual, its gradient."""
+    groups, channels = saved.shape[1:]
+    rows = x.numel() // channels // groups
+    dx, dz = torch.empty_like(x), torch.empty_like(x) if residual and (relu or again is not None) else None
+    dweight, dbias = torch.empty_like(weight), torch.empty_like(bias)
+    known = (saved, weight, bias, rows)
+    if rows <= SHORT:
+        columns, tile_rows, warps = short_tile(rows, channels)
+        short_backward_kernel[(triton.cdiv(channels, columns),)](
+            dy, again, x, y, dz, dx, dweight, dbias, *known, relu, groups, channels, columns, tile_rows,
+            num_warps=warps,
+        )  # fmt: skip
+        return dx, dweight, dbias, dy if dz is None else dz
+    one = grid_of_parts(SUMS, groups, channels)
+    two = grid(GRADIENT, groups, rows, channels)
+    parts = x.new_empty(groups, one.programs[1], 2, channels, dtype=torch.float32)
+    sums_kernel[one.programs](
+        dy, again, x, y, dz, parts, *known, relu, groups,
+        channels, *one[1:], SUMS.stages, num_warps=SUMS.warps,
+    )  # fmt: skip
+    if dz is not None:
+        source, rest, masked = dz, None, True
+    else:
+        source, rest, masked = dy, again, False
+    gradient_kernel[two.programs](
+        source, rest, x, dx, dweight, dbias, parts, *known, relu and not masked, groups, one.programs[1],
+        channels, *two[1:], GRADIENT.stages, num_warps=GRADIENT.warps,
+    )  # fmt: skip
+    return dx, dweight, dbias, dy if dz is None else dz
+
+
+def short_tile(rows: int, channels: int) -> tuple[int, int, int]:
+    """Columns, rows and warps of a program that holds a whole group: 8 elements a thread, and more if need be."""
+    tile_rows = SHORTER if rows <= SHORTER else SHORT
+    columns = min(SHORT_COLUMNS, max(8, SHORT_ELEMENTS // tile_rows), padded(channels))
+    return columns, tile_rows, min(16, max(1, columns * tile_rows // 256))
+
+
+class FusedNorm(torch.autograd.Function):
+    """The kernels as one differentiable function, with the output twice: for two readers, whose gradients it adds."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, *rest: Any) -> Any:
+        ctx.set_materialize_grads(False)
+        y, saved = forward(x, residual, weight, bias, *rest)
+        ctx.relu, ctx.residual = rest[-1], residual is not None
+        ctx.save_for_backward(x, y if ctx.relu and ctx.residual else None, saved, weight, bias)
+        return y, y.data  # the same memory, and no view: a view would hold on to the tensor that it hangs on
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor | None, again: Tensor | None) -> Any:
+        x, y, saved, weight, bias = ctx.saved_tensors
+        gradients = [like(g, x) for g in (dy, again) if g is not None]
+        if not gradients:
+            return (None,) * 10
+        dy, again = gradients[0], gradients[1] if len(gradients) == 2 else None
+        with torch.cuda.device_of(x):
+            dx, dweight, dbias, dz = backward(dy, again, x, y, saved, weight, bias, ctx.relu, ctx.residual)
+        return dx, dz if ctx.residual else None, dweight, dbias, *(None,) * 6
+
+
+def like(tensor: Tensor, x: Tensor) -> Tensor:
+    """The tensor in the memory order of x; a copy only where it differs."""
+    return tensor.contiguous(memory_format=torch.channels_last if x.ndim == 4 else torch.contiguous_format)
+
+
+def norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor,
+    *, groups: int, momentum: float, eps: float, relu: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """relu(norm(x) + residual), once for each of two readers; x and residual (N, C) or (N, C, H, W)."""
+    residual = None if residual is None else like(residual, x)
+    arguments = (x, residual, weight, bias, running_mean, running_var, groups, momentum, eps, relu)
+    with torch.cuda.device_of(x):
+        if torch.is_grad_enabled():
+            return FusedNorm.apply(*arguments)  # type: ignore[no-any-return]
+        y, _ = forward(*arguments)
+        return y, y
