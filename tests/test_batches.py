@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fedu2.experiment import Experiment
 from fedu2.federation.batches import batches_in_epoch, local_batches, steps_of
-from fedu2.federation.optimizers import learning_rate, make_optimizer
+from fedu2.federation.optimizers import learning_rate, make_optimizer, restart
 
 
 def _experiment(**values: object) -> Experiment:
@@ -78,9 +78,9 @@ def test_learning_rate_over_rounds() -> None:
 
 @pytest.mark.parametrize(("name", "kind"), [("sgd", "SGD"), ("adam", "Adam"), ("adamw", "AdamW")])
 def test_optimizers_by_name(name: str, kind: str) -> None:
-    options = Experiment.parse({"optimizer.name": name, "optimizer.weight_decay": 0.01}).optimizer
+    options = Experiment.parse({"optimizer.name": name, "optimizer.lr": 0.1, "optimizer.weight_decay": 0.01}).optimizer
     parameter = torch.nn.Parameter(torch.ones(2))
-    optimizer = make_optimizer([parameter], options, 0.1)
+    optimizer = make_optimizer([parameter], options)
     assert type(optimizer).__name__ == kind
     assert optimizer.param_groups[0]["weight_decay"] == 0.01
     parameter.grad = torch.zeros(2)
@@ -89,3 +89,25 @@ def test_optimizers_by_name(name: str, kind: str) -> None:
     shrunk = {"sgd": 1 - 0.1 * 0.01, "adam": 1 - 0.1, "adamw": 1 - 0.1 * 0.01}[name]
     assert torch.allclose(parameter, torch.tensor(shrunk), atol=1e-5)
     assert isinstance(optimizer, torch.optim.AdamW) == (name == "adamw")
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_a_restarted_optimizer_is_a_fresh_one(name: str) -> None:
+    options = Experiment.parse({"optimizer.name": name, "optimizer.lr": 0.1, "optimizer.weight_decay": 0.01}).optimizer
+
+    def trained(past: int) -> torch.Tensor:
+        parameter = torch.nn.Parameter(torch.ones(3))
+        optimizer = make_optimizer([parameter], options)
+        generator = torch.Generator().manual_seed(past)
+        for _ in range(past):
+            parameter.grad = torch.randn(3, generator=generator)
+            optimizer.step()
+        restart(optimizer, 0.05)
+        parameter.data.fill_(1)
+        generator.manual_seed(0)
+        for _ in range(3):
+            parameter.grad = torch.randn(3, generator=generator)
+            optimizer.step()
+        return parameter.detach()
+
+    assert torch.equal(trained(past=4), trained(past=0))

@@ -203,7 +203,7 @@ def test_the_readme_example_script_runs(tmp_path: Path) -> None:
 
 
 def test_device_auto_is_the_cpu_without_cuda() -> None:
-    from fedu2.run import choose_device
+    from fedu2.engine import choose_device
 
     expected = "cuda" if torch.cuda.is_available() else "cpu"
     assert choose_device("auto").type == expected

@@ -288,7 +288,8 @@ def test_non_finite_weights_never_reach_the_global_model(micro: Experiment) -> N
 def test_checkpoint_round_trip(micro: Experiment, tmp_path: Path) -> None:
     method, backend, state, examples = _setting(_with(micro, "method=fedbyol"))
     state, _ = play_round(state, method, backend, examples, Callback())
-    layouts = backend.model.layout.prefix(method.stays), backend.model.buffer_layout.prefix(method.stays)
+    model = backend.lanes[0].model
+    layouts = model.layout.prefix(method.stays), model.buffer_layout.prefix(method.stays)
     checkpoints = Checkpoints(tmp_path / "checkpoint", *layouts)
     assert checkpoints.latest("cpu") is None
     checkpoints.save(state, {"seed": 0})

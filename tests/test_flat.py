@@ -38,14 +38,19 @@ def test_gradients_arrive_in_one_vector_and_steps_act_on_it() -> None:
     torch.manual_seed(0)
     model = _byol()
     x1, x2 = torch.randn(4, 3, 16, 16), torch.randn(4, 3, 16, 16)
+    gradients = model.gradients()
+    assert [p for p, _ in gradients] == [p for p in model.module.parameters() if p.requires_grad]
+    expected = torch.autograd.grad(model.module(x1, x2).loss, [parameter for parameter, _ in gradients])
+    for parameter, gradient in gradients:
+        parameter.grad = gradient
     model.module(x1, x2).loss.backward()
-    gathered = torch.cat([p.grad.reshape(-1) for p in model.module.parameters() if p.requires_grad])
-    assert gathered.abs().sum() > 0
-    assert torch.equal(gathered, model.grads)
+    assert all(torch.allclose(view, e, atol=1e-7) for (_, view), e in zip(gradients, expected, strict=True))
+    flat = model.trained.grad
+    assert float(flat.square().sum()) == pytest.approx(sum(float(e.square().sum()) for e in expected), rel=1e-5)
     before, target = model.params.clone(), model.section("target").params.clone()
     torch.optim.SGD([model.trained], lr=0.5).step()
     n = len(model.trained)
-    assert torch.allclose(model.params[:n], before[:n] - 0.5 * model.grads)
+    assert torch.allclose(model.params[:n], before[:n] - 0.5 * flat)
     assert torch.equal(model.section("target").params, target)
 
 

@@ -71,6 +71,17 @@ def datasets(debug: Annotated[bool, typer.Option("--debug", help="show traceback
     list_datasets(Console())
 
 
+@app.command()
+def doctor(
+    settings: Assignments = None,
+    debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,
+) -> None:
+    """Say what training will use of this machine, and why; settings are those of a run, such as engine.graph=false."""
+    from fedu2.commands import examine
+
+    examine(Console(), settings or [])
+
+
 @app.callback(invoke_without_command=True)
 def _root(version: Annotated[bool, typer.Option("--version", help="show the version, and stop")] = False) -> None:
     if version:
@@ -84,6 +95,8 @@ def main(arguments: list[str] | None = None) -> int:
     _prepare_output()
     _share_busy_cores()
     try:
+        if _followed():
+            return 0
         code = app(args=arguments, prog_name="fedu2", standalone_mode=False)
     except FedU2Error as error:
         return _fail(error, str(error), error.exit_code, "--debug" in arguments)
@@ -111,6 +124,15 @@ def _prepare_output() -> None:
     log = logging.getLogger("fedu2")
     log.handlers = [handler]
     log.setLevel(logging.INFO)
+
+
+def _followed() -> bool:
+    """Under torchrun only the first process is a command; the others train for it, and end with it."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return False  # without importing torch
+    from fedu2.run import follow
+
+    return follow()
 
 
 def _share_busy_cores() -> None:

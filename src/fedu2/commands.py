@@ -24,7 +24,7 @@ from fedu2.parsing import choices, fields, leaves
 from fedu2.run import Run, train
 from fedu2.rundir import RunDirectory, open_ended
 
-__all__ = ["list_datasets", "list_keys", "list_methods", "run_training"]
+__all__ = ["examine", "list_datasets", "list_keys", "list_methods", "run_training"]
 
 
 def run_training(
@@ -116,6 +116,24 @@ def list_keys(console: Console) -> None:
 
 def _shown(default: Any) -> str:
     return "–" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def examine(console: Console, settings: Sequence[str]) -> None:
+    """`fedu2 doctor`."""
+    from fedu2 import doctor
+
+    experiment = resolve(Experiment.parse({}, settings))
+    engine, findings = doctor.findings(experiment)
+    console.print(doctor.versions(), highlight=False, style="dim")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in ("", "uses", "because"):
+        table.add_column(column, overflow="fold")
+    for finding in findings:
+        table.add_row(finding.what, finding.uses, finding.why)
+    console.print(table)
+    used, milliseconds = doctor.try_out(experiment, engine)
+    what = f"{_title(experiment)}, {experiment.encoder}, batches of {experiment.batch_size}"
+    console.print(f"A trial on noise ({what}): {milliseconds:.3g} ms a step, with {used.summary()}.", highlight=False)
 
 
 def list_methods(console: Console) -> None:

@@ -21,6 +21,7 @@ __all__ = [
     "BYOLOptions",
     "DataOptions",
     "EUAOptions",
+    "EngineOptions",
     "EvaluationOptions",
     "Experiment",
     "FUROptions",
@@ -157,6 +158,18 @@ class EvaluationOptions(Options):
     batch_size: int = Field(512, ge=1, description="images a forward pass")
 
 
+class EngineOptions(Options):
+    """Which fast paths may be used where they work; none changes what is computed. `fedu2 doctor` shows them."""
+
+    graph: bool = Field(True, description="capture the training step in a CUDA graph and replay it")
+    fused: bool = Field(True, description="hand-written GPU kernels for batch norm, views and transport")
+    compile: bool = Field(True, description="torch.compile for encoders that have no hand-written kernels")
+    lanes: Annotated[int, Field(ge=1, le=16)] | Literal["auto"] = Field("auto", description="clients trained at once")
+    threads: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto", description="CPU threads; auto: as many as there are idle cores"
+    )
+
+
 # What suits the embedded sample on two CPU cores, in place of the paper's setting.
 SAMPLE_DEFAULTS: dict[str, Any] = {
     "clients": 5,
@@ -208,7 +221,9 @@ class Experiment(Options):
 
     seed: int = Field(0, ge=0, description="of every random choice")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
-    precision: Literal["float32", "bfloat16"] = Field("float32", description="of forward passes (autocast)")
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="of forward passes (autocast); auto: bfloat16 where the GPU has it"
+    )
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
 
     data: DataOptions = DataOptions()
@@ -221,6 +236,7 @@ class Experiment(Options):
     fur: FUROptions = FUROptions()
     eua: EUAOptions = EUAOptions()
     evaluation: EvaluationOptions = EvaluationOptions()
+    engine: EngineOptions = EngineOptions()
 
     @model_validator(mode="wrap")
     @classmethod

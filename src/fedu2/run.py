@@ -24,9 +24,11 @@ from torch import Tensor, nn
 
 from fedu2._version import __version__
 from fedu2.data import Dataset, ImageSet, load_dataset, make_partition
+from fedu2.engine import choose_device, choose_threads
 from fedu2.errors import DataError, TrainingError, UsageError
 from fedu2.evaluation.monitor import evaluate
 from fedu2.experiment import Experiment
+from fedu2.federation import processes
 from fedu2.federation.backend import Backend
 from fedu2.federation.callbacks import Callback, Callbacks, TensorBoard
 from fedu2.federation.checkpoint import Checkpoints
@@ -37,9 +39,11 @@ from fedu2.models.flat import FlatModel
 from fedu2.objectives import Objective
 from fedu2.rundir import RunDirectory
 
-__all__ = ["Run", "train"]
+__all__ = ["Run", "follow", "train"]
 
 log = logging.getLogger("fedu2")
+
+MakeBackend = Callable[[Method, ImageSet, Sequence[Tensor]], Backend]
 
 
 def train(
@@ -48,48 +52,71 @@ def train(
     *,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
-    backend: Callable[[Method, ImageSet, Sequence[Tensor]], Backend] = LocalBackend,
+    backend: MakeBackend = LocalBackend,
 ) -> Run:
     """Train one encoder over the clients of `experiment` and write everything under `out`.
 
     With `resume` a run that was interrupted goes on from its last checkpoint and ends as if it had not been. `backend`
     makes what executes the clients, from the method, the training images and the clients' shares of them.
+
+    Under torchrun the clients train in all its processes; only the first one returns, the others end with it.
     """
+    if follow(backend):
+        raise SystemExit
     experiment = resolve(experiment)
-    device = choose_device(experiment.device)
+    device = processes.own_device(choose_device(experiment.device))
     dataset = load_dataset(experiment.dataset, experiment.data)
     shares = make_partition(dataset, experiment)
     _check_shares(shares, dataset)
     experiment = experiment.with_(clients=len(shares))  # folders and files bring their own number
     method = build(experiment)
     if device.type == "cpu" and experiment.precision == "bfloat16":
-        log.warning("precision=bfloat16 is slow on most CPUs; precision=float32 is the default")
+        log.warning("precision=bfloat16 is slow on most CPUs")
     fingerprint = dataset.train.digest()
     dataset = dataset.to(device)
 
     directory = RunDirectory(Path(out) if out else RunDirectory.new_name(experiment))
     if resume:
         directory.check_same(experiment, fingerprint)
+    if device.type == "cpu":
+        experiment = _with_threads(experiment, directory if resume else None)
+        method = build(experiment)
     with directory.locked():
         if resume:
             shares = directory.partition(len(dataset.train)) or shares
         clients = backend(method, dataset.train, shares)
+        if group := processes.join():
+            clients = group.lead(clients, experiment, shares)
         federation = _Federation(method, clients, dataset, shares, directory, Callbacks([*callbacks, TensorBoard()]))
         federation.play(resume, fingerprint)
     return Run(directory.path)
 
 
-def choose_device(name: str) -> torch.device:
-    """`auto` is the first CUDA device where there is one, else the CPU."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device).add_(1).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise UsageError(f"device={name} cannot be used on this machine: {reason}") from None
-    return device
+def follow(backend: MakeBackend = LocalBackend) -> bool:
+    """Under torchrun all processes but the first train clients for it, until it is gone; whether this one did."""
+    group = processes.join()
+    if group is None or group.rank == 0:
+        return False
+
+    def prepare(experiment: Experiment, shares: Sequence[Tensor]) -> tuple[Backend, torch.device]:
+        device = processes.own_device(choose_device(experiment.device))
+        if device.type == "cpu":
+            _with_threads(experiment, None)
+        images = load_dataset(experiment.dataset, experiment.data).train.to(device)
+        return backend(build(experiment), images, shares), device
+
+    group.follow(prepare)
+    return True
+
+
+def _with_threads(experiment: Experiment, resumed: RunDirectory | None) -> Experiment:
+    """Settle on a number of CPU threads, for sums are rounded differently by another: a run keeps its own."""
+    asked = experiment.engine.threads
+    if asked == "auto" and resumed is not None:
+        asked = resumed.config().engine.threads
+    threads, _ = choose_threads(asked)
+    torch.set_num_threads(threads)
+    return experiment.with_(engine__threads=threads)
 
 
 def _check_shares(shares: Sequence[Tensor], dataset: Dataset) -> None:

@@ -35,5 +35,5 @@ class Backend(Protocol):
     def run(
         self, tasks: Sequence[Task], server: ServerState, memories: Mapping[int, Memory], observer: Observer
     ) -> Iterator[Reply]:
-        """Train every task from the same server state; replies come in the order of the tasks."""
+        """Train every task from the same server state; replies come as they are ready, in any order."""
         ...

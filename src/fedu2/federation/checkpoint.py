@@ -104,7 +104,7 @@ class Checkpoints:
             if not path.is_file() or _fingerprint(path) != fingerprint:
                 raise TrainingError(f"checkpoint file {path} is {'damaged' if path.exists() else 'missing'}")
         try:
-            server = self._server_state(load_file(place / "server.safetensors", str(device)))
+            server = self._server_state(load_file(place / "server.safetensors", str(device)), device)
             memories = {
                 int(path.stem.removeprefix("client-")): load_file(path, str(device))
                 for path in sorted(place.glob("client-*.safetensors"))
@@ -119,13 +119,11 @@ class Checkpoints:
         tensors |= {f"extra/{name}": tensor.cpu() for name, tensor in server.extra.items()}
         return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
-    def _server_state(self, tensors: Mapping[str, Tensor]) -> ServerState:
-        def vector(layout: Layout) -> Tensor:
-            parts = [tensors[e.name].reshape(e.shape).reshape(-1) for e in layout.entries]
-            return torch.cat(parts) if parts else torch.empty(0)
-
+    def _server_state(self, tensors: Mapping[str, Tensor], device: torch.device | str) -> ServerState:
         extra = {name.removeprefix("extra/"): t for name, t in tensors.items() if name.startswith("extra/")}
-        return ServerState(ModelState(vector(self.layout), vector(self.buffer_layout)), extra)
+        return ServerState(
+            ModelState(self.layout.vector(tensors, device), self.buffer_layout.vector(tensors, device)), extra
+        )
 
 
 def _read_manifest(place: Path) -> dict[str, Any]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
 
 from fedu2.experiment import Experiment, OptimizerOptions
 
-__all__ = ["learning_rate", "make_optimizer"]
+__all__ = ["learning_rate", "make_optimizer", "restart"]
 
 
 def learning_rate(experiment: Experiment, round_: int) -> float:
@@ -21,25 +22,31 @@ def learning_rate(experiment: Experiment, round_: int) -> float:
     return options.lr * (1 + math.cos(math.pi * (round_ - 1) / experiment.rounds)) / 2
 
 
-def make_optimizer(parameters: Iterable[nn.Parameter], options: OptimizerOptions, lr: float) -> torch.optim.Optimizer:
-    """A fresh optimizer; weight decay acts on all parameters, as in the field's code."""
-    return _OPTIMIZERS[options.name](parameters, options, lr)
+def make_optimizer(
+    parameters: Iterable[nn.Parameter], options: OptimizerOptions, *, on_gpu: bool = False
+) -> torch.optim.Optimizer:
+    """An optimizer for one client after another; weight decay acts on all parameters, as in the field's code.
+
+    On a GPU it runs as one kernel whose learning rate lies on the device, where a captured step finds the current one.
+    """
+    parameters = list(parameters)
+    settings: dict[str, Any] = {"lr": options.lr, "weight_decay": options.weight_decay}
+    if on_gpu:
+        settings |= {"lr": torch.tensor(options.lr, device=parameters[0].device), "fused": True}
+    if options.name == "sgd":
+        return torch.optim.SGD(parameters, momentum=options.momentum, **settings)
+    kind = torch.optim.AdamW if options.name == "adamw" else torch.optim.Adam
+    return kind(parameters, betas=options.betas, capturable=on_gpu, **settings)
 
 
-def _sgd(parameters: Iterable[nn.Parameter], options: OptimizerOptions, lr: float) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=lr, momentum=options.momentum, weight_decay=options.weight_decay)
-
-
-def _adam(parameters: Iterable[nn.Parameter], options: OptimizerOptions, lr: float) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, lr=lr, betas=options.betas, weight_decay=options.weight_decay)
-
-
-def _adamw(parameters: Iterable[nn.Parameter], options: OptimizerOptions, lr: float) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=lr, betas=options.betas, weight_decay=options.weight_decay)
-
-
-_OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter], OptimizerOptions, float], torch.optim.Optimizer]] = {
-    "sgd": _sgd,
-    "adam": _adam,
-    "adamw": _adamw,
-}
+def restart(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Forget the past, in place: zeroed state is that of a fresh optimizer, for SGD with momentum and for Adam."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
+    for state in optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, torch.Tensor):
+                value.zero_()

@@ -59,11 +59,14 @@ def play_round(
     start = state.server.model
     params = start.params.new_empty(len(tasks), len(start.params))  # (K, P)
     buffers = start.buffers.new_empty(len(tasks), len(start.buffers))  # (K, Q)
-    replies: list[Reply] = []
-    for row, reply in enumerate(backend.run(tasks, state.server, state.memories, observer)):
+    rows = {task.client: row for row, task in enumerate(tasks)}
+    arrived: dict[int, Reply] = {}
+    for reply in backend.run(tasks, state.server, state.memories, observer):
         _check_finite(reply.model, f"the model of client {reply.client} is not finite after round {round_}")
+        row = rows[reply.client]
         params[row], buffers[row] = reply.model.params, reply.model.buffers
-        replies.append(replace(reply, model=start))  # its own vectors are in the matrix now: do not hold them twice
+        arrived[row] = replace(reply, model=start)  # its own vectors are in the matrix now: do not hold them twice
+    replies = [arrived[row] for row in range(len(tasks))]
 
     shares = _shares(replies, experiment)
     updates = Updates(start.params, params, shares)

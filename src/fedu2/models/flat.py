@@ -2,12 +2,13 @@
 
 `FlatModel` moves all parameters of a module into one contiguous vector and all floating-point buffers into another,
 with the module's own tensors as views into them. Switching a client is then two copies, an optimizer sees one
-tensor, and the server works on a K×P matrix.
+tensor, and the server works on a K×P matrix. Kernels of convolutions lie in the order in which tensor cores read
+them (channels last), so that half-precision copies of all weights are one cast of the whole vector.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -78,14 +79,21 @@ class Layout:
     def views(self, vector: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Each tensor by name, as a view into `vector`."""
         for entry in self.entries:
-            yield entry.name, vector[entry.start : entry.stop].view(entry.shape)
+            yield entry.name, _shaped(vector[entry.start : entry.stop], entry.shape)
+
+    def vector(self, tensors: Mapping[str, Tensor], device: torch.device | str) -> Tensor:
+        """One float32 vector of the named tensors."""
+        vector = torch.empty(self.size, device=device)
+        for name, view in self.views(vector):
+            view.copy_(tensors[name].detach().reshape(view.shape))
+        return vector
 
 
 class FlatModel(Generic[Module]):
     """A module that lives in two vectors.
 
     params: (P,) all parameters, the trained ones first.  trained: (T,) the leading, trained part of `params`.
-    grads: (T,) gradients of the trained part.  buffers: (Q,) floating-point buffers.
+    buffers: (Q,) floating-point buffers.
     """
 
     def __init__(self, module: Module, device: torch.device | str = "cpu") -> None:
@@ -97,20 +105,23 @@ class FlatModel(Generic[Module]):
         self.buffer_layout = Layout.of(buffers)
         _check_sections(parameters)
 
-        self.params = _gather(parameters, device)
-        self.buffers = _gather(buffers, device)
+        self.params = self.layout.vector(dict(parameters), device)
+        self.buffers = self.buffer_layout.vector(dict(buffers), device)
         trained = sum(p.numel() for _, p in parameters if p.requires_grad)
         self.trained = nn.Parameter(self.params[:trained])
-        self.grads = torch.zeros_like(self.params[:trained])
-        self.trained.grad = self.grads
 
         for (_, parameter), (_, view) in zip(parameters, self.layout.views(self.params), strict=True):
             parameter.data = view
-        gradients = zip(self.layout.entries, parameters, strict=True)
-        for entry, parameter in ((e, p) for e, (_, p) in gradients if p.requires_grad):
-            parameter.grad = self.grads[entry.start : entry.stop].view(entry.shape)
         for (_, buffer), (_, view) in zip(buffers, self.buffer_layout.views(self.buffers), strict=True):
             buffer.data = view
+
+    def gradients(self) -> list[tuple[nn.Parameter, Tensor]]:
+        """Each trained parameter with its part of `trained.grad` (T,), which is made here at the first call."""
+        if self.trained.grad is None:
+            self.trained.grad = torch.zeros_like(self.trained)
+        parameters = dict(self.module.named_parameters())
+        trained = Layout(tuple(e for e in self.layout.entries if parameters[e.name].requires_grad))
+        return [(parameters[name], view) for name, view in trained.views(self.trained.grad)]
 
     def load(self, state: ModelState) -> None:
         """Overwrite the leading part of the model with a state that travelled."""
@@ -145,7 +156,9 @@ def _check_sections(parameters: list[tuple[str, nn.Parameter]]) -> None:
             )
 
 
-def _gather(tensors: list[tuple[str, Tensor]] | list[tuple[str, nn.Parameter]], device: torch.device | str) -> Tensor:
-    if not tensors:
-        return torch.empty(0, device=device)
-    return torch.cat([tensor.detach().reshape(-1).float() for _, tensor in tensors])
+def _shaped(stretch: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A stretch of a vector in the shape of a tensor; (O, I, H, W) lies there as (O, H, W, I)."""
+    if len(shape) != 4:
+        return stretch.view(shape)
+    outputs, inputs, height, width = shape
+    return stretch.view(outputs, height, width, inputs).permute(0, 3, 1, 2)

@@ -1,0 +1,137 @@
+"""What a run uses of the machine that it finds, and why.
+
+Every fast path has a plain counterpart that gives the same result; `choose` decides from the experiment's `engine` keys
+and the machine, and keeps a reason for each decision, which `fedu2 doctor` shows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from fedu2.errors import UsageError
+from fedu2.experiment import Experiment
+from fedu2.regularizers.kernels import why_not
+
+__all__ = ["Engine", "choose", "choose_device", "choose_threads"]
+
+LANES = 2  # clients at once on one GPU; docs/performance.md has the measurements
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The decisions, with a reason for each."""
+
+    device: torch.device
+    precision: torch.dtype = torch.float32  # of forward passes; weights are always float32
+    fused: bool = False  # hand-written kernels for batch norm, views and transport
+    graph: bool = False  # the training step is captured and replayed
+    compile: bool = False  # encoders without hand-written kernels go through torch.compile
+    lanes: int = 1  # clients at once
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def device_name(self) -> str:
+        """As a person would call it."""
+        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "the CPU"
+
+    def summary(self) -> str:
+        """One line."""
+        parts = [
+            self.device_name,
+            str(self.precision).removeprefix("torch."),
+            *(["captured step"] if self.graph else []),
+            *(["fused kernels"] if self.fused else []),
+            *([f"{self.lanes} clients at once"] if self.lanes > 1 else []),
+        ]
+        return ", ".join(parts)
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is the first CUDA device where there is one, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device).add_(1).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"device={name} cannot be used on this machine: {reason}") from None
+    return device
+
+
+def choose_threads(asked: int | str) -> tuple[int, str]:
+    """CPU threads, and why: as asked, as OMP_NUM_THREADS says, or one for every core that is idle now.
+
+    Two threads that share a core wait for each other in every layer: slower than one of them alone.
+    """
+    if isinstance(asked, int):
+        return asked, f"asked for by engine.threads={asked}"
+    outer = os.environ.get("OMP_NUM_THREADS", "")
+    if outer.isdigit() and int(outer) > 0:
+        return int(outer), f"asked for by OMP_NUM_THREADS={outer}"
+    cores, load = usable_cores(), os.getloadavg()[0]
+    idle = max(1, min(round(cores), round(cores - load)))
+    return idle, f"{cores:g} cores at a load of {load:.1f}"
+
+
+def usable_cores() -> float:
+    """Cores that this process may use: by affinity, and by the quota of a container."""
+    cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return cores if quota == "max" else min(cores, int(quota) / int(period))
+    except (OSError, ValueError):
+        return cores
+
+
+def choose(experiment: Experiment, device: torch.device) -> Engine:
+    """What `experiment` will use on `device`."""
+    reasons: dict[str, str] = {"device": _why_device(experiment, device)}
+    precision, reasons["precision"] = _precision(experiment, device)
+    keys = experiment.engine
+    fused, reasons["fused"] = _switch(keys.fused, why_not(device), "batch norm, views and transport in few kernels")
+    cuda = None if device.type == "cuda" else "no CUDA device"
+    graph, reasons["graph"] = _switch(keys.graph, cuda, "the whole training step is captured and replayed")
+    compile_, reasons["compile"] = _switch(
+        keys.compile, cuda, "for encoders without hand-written kernels; the built-in ones do not need it"
+    )
+    lanes, reasons["lanes"] = _lanes(experiment, graph)
+    return Engine(device, precision, fused, graph, compile_, lanes, reasons)
+
+
+def _why_device(experiment: Experiment, device: torch.device) -> str:
+    if experiment.device != "auto":
+        return f"asked for by device={experiment.device}"
+    return "the first CUDA device" if device.type == "cuda" else "no CUDA device was found"
+
+
+def _precision(experiment: Experiment, device: torch.device) -> tuple[torch.dtype, str]:
+    if experiment.precision != "auto":
+        return getattr(torch, experiment.precision), f"asked for by precision={experiment.precision}"
+    if device.type != "cuda":
+        return torch.float32, "bfloat16 is slow on most CPUs"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return torch.float32, "this GPU is older than bfloat16 tensor cores"
+    return torch.bfloat16, "tensor cores; weights, gradients' sums and losses stay float32"
+
+
+def _switch(asked: bool, obstacle: str | None, reason: str) -> tuple[bool, str]:
+    if not asked:
+        return False, "switched off by its key"
+    return (False, obstacle) if obstacle else (True, reason)
+
+
+def _lanes(experiment: Experiment, graph: bool) -> tuple[int, str]:
+    asked = experiment.engine.lanes
+    if asked != "auto":
+        return asked, f"asked for by engine.lanes={asked}"
+    if not graph:
+        return 1, "without captured steps the host is the bottleneck"
+    if experiment.clients < LANES or experiment.participation * experiment.clients < LANES:
+        return 1, "a round has too few clients"
+    return LANES, "their kernels fill each other's gaps"

@@ -1,0 +1,223 @@
+"""One model that serves client after client."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from fedu2.engine import Engine
+from fedu2.errors import TrainingError
+from fedu2.federation.backend import EpochReport, Observer
+from fedu2.federation.batches import batches_in_epoch, local_batches
+from fedu2.federation.capture import WARM_UP, CapturedSteps
+from fedu2.federation.step import Step
+from fedu2.methods import Memory, Method, Reply, ServerState, Task
+from fedu2.models.flat import FlatModel
+from fedu2.seeds import generator
+
+__all__ = ["Lane"]
+
+STRETCH = 16  # steps that are launched before another lane gets its turn
+
+
+class Lane:
+    """Trains one client at a time, on a stream of its own where there is a GPU.
+
+    order: (batches, B) an epoch's batches, `position` the next one.  history: (batches, terms) the loss of each step.
+    """
+
+    def __init__(self, method: Method, images: Tensor, shares: Sequence[Tensor], engine: Engine) -> None:
+        self.method, self.shares, self.experiment = method, shares, method.experiment
+        self.model = FlatModel(method.learner(), images.device)
+        self.step = Step(method, self.model, images, engine)
+        batches = max(batches_in_epoch(len(share), self.experiment) for share in shares)
+        size = min(self.experiment.batch_size, max(len(share) for share in shares))
+        self.order = torch.zeros(max(batches, WARM_UP + 1), size, dtype=torch.int64, device=images.device)
+        self.position = torch.zeros(1, dtype=torch.int64, device=images.device)
+        self.history: Tensor | None = None
+        self.stream = torch.cuda.Stream(images.device) if images.is_cuda else None
+        self.marks: deque[torch.cuda.Event] = deque()  # ends of the stretches of steps that are on the stream
+        self.captured: CapturedSteps | None = None
+        if self.stream and engine.graph:
+            self.captured = CapturedSteps(self._step, self.stream, self.step.noise)
+
+    def train(
+        self, task: Task, server: ServerState, memory: Memory | None, observer: Observer
+    ) -> Generator[None, None, Reply]:
+        """Local training of one client; pauses wherever another lane may have its turn."""
+        share = self.shares[task.client]
+        self._capture(share, task)
+        self.method.receive(self.model, server, memory, task)
+        self.step.begin(task)
+        self._follow_default_stream()
+
+        report = Report(task, observer)
+        order = generator("cpu", self.experiment.seed, "order", task.round, task.client)
+        batches = local_batches(share, task.steps, self.experiment, order)
+        unread: Reading | None = None
+        while epoch := list(islice(batches, batches_in_epoch(len(share), self.experiment))):
+            self._load(epoch)
+            for begin in range(0, len(epoch), STRETCH):
+                self._advance([len(batch) for batch in epoch[begin : begin + STRETCH]], task)
+                yield
+            if unread:  # of the epoch before: it has arrived while this one was being launched
+                report.add(unread)
+            unread = self._read(epoch)
+        self.wait()
+        if unread:
+            report.add(unread)
+        return Reply(
+            client=task.client,
+            examples=len(share),
+            samples=report.samples,
+            model=self.model.state(*self.method.travelling(self.model)),
+            memory=self.method.remember(self.model, memory, task),
+            payload=self.method.payload(self.model, task),
+            metrics=report.means(),
+        )
+
+    def try_out(self) -> None:
+        """One step on some client's images, to see whether it works here at all; the model stays as it is."""
+        share = max(self.shares, key=len)
+        size = min(len(share), self.order.shape[1])
+        with self._rehearsal():
+            self._load([share[:size]])
+            with torch.cuda.stream(self.stream):
+                self._step(size)
+            self.wait()
+
+    def has_room(self, ahead: int) -> bool:
+        """Whether fewer than `ahead` stretches are on the stream."""
+        while self.marks and self.marks[0].query():
+            self.marks.popleft()
+        return len(self.marks) < ahead
+
+    def wait_for_oldest(self) -> None:
+        """Until the oldest stretch is done."""
+        self.marks.popleft().synchronize()
+
+    def wait(self) -> None:
+        """Until all work of this lane is done."""
+        self.marks.clear()
+        if self.stream:
+            self.stream.synchronize()
+
+    def _capture(self, share: Tensor, task: Task) -> None:
+        """Capture the step for this client's batches if that is due; before its model arrives, for it trains."""
+        size, tempo = min(len(share), self.order.shape[1]), self.step.learner.tempo(task.progress)
+        if self.captured and self.captured.wants(size, tempo, usual=size == self.experiment.batch_size):
+            with self._rehearsal():
+                self.step.begin(task)
+                self._load([share[:size]] * (WARM_UP + 1))
+                self.captured.capture(size, tempo)
+
+    @contextlib.contextmanager
+    def _rehearsal(self) -> Iterator[None]:
+        """Steps in here leave the model as it was."""
+        params, buffers = self.model.params.clone(), self.model.buffers.clone()
+        self._follow_default_stream()
+        try:
+            yield
+        finally:
+            self.wait()
+            self.model.params.copy_(params)
+            self.model.buffers.copy_(buffers)
+
+    def _follow_default_stream(self) -> None:
+        if self.stream:
+            self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+
+    def _load(self, epoch: Sequence[Tensor]) -> None:
+        """Put an epoch's batches where the step finds them."""
+        host = torch.zeros(len(epoch), self.order.shape[1], dtype=torch.int64, pin_memory=self.stream is not None)
+        for row, batch in zip(host, epoch, strict=True):
+            row[: len(batch)] = batch
+        with torch.cuda.stream(self.stream):
+            self.order[: len(epoch)].copy_(host, non_blocking=True)
+            self.position.zero_()
+
+    def _advance(self, sizes: Sequence[int], task: Task) -> None:
+        """Launch steps on batches of these sizes."""
+        tempo = self.step.learner.tempo(task.progress)
+        with torch.cuda.stream(self.stream):
+            for size in sizes:
+                self.captured(size, tempo) if self.captured else self._step(size)
+            if self.stream:
+                self.marks.append(self.stream.record_event())
+
+    def _step(self, size: int) -> None:
+        """One step on the next batch; this is what a graph captures."""
+        with _convolutions(searched=size == self.experiment.batch_size):
+            row = self.step(self.order.index_select(0, self.position)[0, :size])
+        if self.history is None:
+            self.history = row.new_zeros(len(self.order), len(row))
+        self.history.index_copy_(0, self.position, row[None])
+        self.position += 1
+
+    def _read(self, epoch: Sequence[Tensor]) -> Reading:
+        """Send the terms of an epoch's steps to the host, without waiting for them."""
+        assert self.history is not None, "the first step makes it"
+        samples, rows = sum(map(len, epoch)), self.history[: len(epoch)]
+        if not self.stream:
+            return Reading(self.step.names, rows.clone(), samples)
+        with torch.cuda.stream(self.stream):
+            table = torch.empty(rows.shape, pin_memory=True).copy_(rows, non_blocking=True)
+            return Reading(self.step.names, table, samples, self.stream.record_event())
+
+
+def _convolutions(searched: bool) -> contextlib.AbstractContextManager[None]:
+    """cuDNN tries its algorithms at a size's first step, or takes the one it believes in, and stays with either.
+
+    A search takes seconds: too long for a size that few steps have.
+    """
+    cudnn = torch.backends.cudnn
+    return cudnn.flags(cudnn.enabled, searched, cudnn.benchmark_limit, cudnn.deterministic, cudnn.allow_tf32)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The terms of an epoch's steps, (steps, terms), on their way to the host."""
+
+    names: Sequence[str]
+    table: Tensor
+    samples: int
+    arrived: torch.cuda.Event | None = None
+
+
+class Report:
+    """What a client tells of its training, epoch by epoch."""
+
+    def __init__(self, task: Task, observer: Observer) -> None:
+        self.task, self.observer = task, observer
+        self.steps = self.samples = 0
+        self.sums: dict[str, float] = {}
+
+    def add(self, reading: Reading) -> None:
+        """An epoch is over."""
+        if reading.arrived:
+            reading.arrived.synchronize()
+        self._check_finite(reading)
+        count = len(reading.table)
+        means = dict(zip(reading.names, reading.table.mean(0).tolist(), strict=True))
+        for name, mean in means.items():
+            self.sums[name] = self.sums.get(name, 0.0) + mean * count
+        self.steps += count
+        self.samples += reading.samples
+        self.observer.on_epoch(EpochReport(self.task, self.steps, reading.samples, means))
+
+    def means(self) -> dict[str, float]:
+        """The mean of each term over all steps."""
+        return {name: value / self.steps for name, value in self.sums.items()}
+
+    def _check_finite(self, reading: Reading) -> None:
+        broken = (~reading.table.isfinite()).nonzero()
+        if len(broken):
+            row, column = broken[0].tolist()
+            where = f"round {self.task.round}, client {self.task.client}, step {self.steps + row + 1}"
+            raise TrainingError(f"{reading.names[column]} became {reading.table[row, column].item()} in {where}")

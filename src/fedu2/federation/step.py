@@ -1,0 +1,124 @@
+"""One optimizer step of a client, in place: gather, views, loss, backward, optimizer, target network.
+
+The same code runs on a CPU, step by step on a GPU, or captured in a CUDA graph: nothing in it waits for the device, and
+what changes between clients (model, optimizer state, learning rate, noise) is overwritten where it lies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from fedu2.engine import Engine
+from fedu2.federation.optimizers import make_optimizer, restart
+from fedu2.methods import Batch, Learner, Method, Task
+from fedu2.models.norm import only_our_norms, use_fused
+from fedu2.regularizers.kernels import fused
+from fedu2.seeds import derive
+from fedu2.views import training_views, views_for
+
+__all__ = ["HalfWeights", "Step"]
+
+
+class Step:
+    """A client's training step on `model`, with everything that it overwrites."""
+
+    def __init__(self, method: Method, model: Learner, images: Tensor, engine: Engine) -> None:
+        experiment = method.experiment
+        self.method, self.model, self.images, self.engine = method, model, images, engine
+        self.learner = model.module.train()
+        self.recipes = views_for(experiment.views, str(experiment.objective))
+        self.noise = torch.Generator(images.device)
+        self.gradients = model.gradients()
+        self.optimizer = make_optimizer([model.trained], experiment.optimizer, on_gpu=images.is_cuda)
+        self.half = HalfWeights(model) if images.is_cuda and engine.precision == torch.bfloat16 else None
+        self.progress = 0.0
+        self.names: tuple[str, ...] = ()  # of the terms, known after the first step
+        # Both views in one pass: half the kernels, and enough work in each for a large GPU.
+        self.learner.paired = engine.fused and only_our_norms(self.learner)
+        use_fused(self.learner, engine.fused)
+        if engine.compile and not self.learner.paired:
+            self.learner.compile()
+
+    def begin(self, task: Task) -> None:
+        """A client's first step comes next: its own noise and learning rate, and an optimizer without a past."""
+        self.noise.manual_seed(derive(self.method.experiment.seed, "noise", task.round, task.client))
+        self.progress = task.progress
+        restart(self.optimizer, task.lr)
+
+    def __call__(self, indices: Tensor) -> Tensor:
+        """Train on the images at `indices` (N,), on their device; the terms of the loss (terms,), on the device."""
+        engine = self.engine
+        dtype = torch.bfloat16 if self.half else torch.float32
+        with fused(engine.fused), self._weights():
+            views = training_views(self.images, indices, self.recipes, self.noise, fused=engine.fused, dtype=dtype)
+            with torch.autocast(self.images.device.type, torch.bfloat16, enabled=engine.precision == torch.bfloat16):
+                loss, terms = self.method.loss(self.learner, Batch(*views), self.noise)
+            self._backward(loss)
+        self.optimizer.step()
+        self.learner.after_step(self.progress)
+        self.names = tuple(terms)
+        return torch.stack([term.float() for term in terms.values()])
+
+    def _weights(self) -> contextlib.AbstractContextManager[None]:
+        return self.half.in_use() if self.half else contextlib.nullcontext()
+
+    def _backward(self, loss: Tensor) -> None:
+        """Gradients into `model.trained.grad`: added up in place, or on a GPU collected by a few kernels."""
+        if not self.images.is_cuda:
+            self.model.trained.grad.zero_()  # type: ignore[union-attr]
+            for parameter, gradient in self.gradients:
+                parameter.grad = gradient
+            loss.backward()
+            return
+        holders = self.half.holders(self.gradients) if self.half else self.gradients
+        for holder, _ in holders:
+            holder.grad = None
+        loss.backward()
+        missing = [gradient for holder, gradient in holders if holder.grad is None]
+        if missing:
+            torch._foreach_zero_(missing)
+        for kind in (torch.bfloat16, torch.float32):
+            found = [(gradient, holder.grad) for holder, gradient in holders if holder.grad is not None]
+            alike = [(gradient, new) for gradient, new in found if new.dtype == kind]
+            if alike:
+                torch._foreach_copy_([gradient for gradient, _ in alike], [new for _, new in alike])
+
+
+class HalfWeights:
+    """bfloat16 copies of the weights of convolutions and linear layers, made by one cast of the whole vector.
+
+    Autocast would cast every weight by a kernel of its own, and every gradient back: some 200 launches a step.
+    The float32 weights stay the ones that the optimizer, the target network and the server see.
+    """
+
+    def __init__(self, model: Learner) -> None:
+        self.model = model
+        self.vector = torch.empty_like(model.params, dtype=torch.bfloat16)
+        copies = dict(model.layout.views(self.vector))
+        self.slots: list[tuple[nn.Module, str, nn.Parameter, nn.Parameter]] = []
+        for prefix, owner in model.module.named_modules():
+            if isinstance(owner, nn.Conv2d | nn.Linear):
+                for name, master in owner.named_parameters(recurse=False):
+                    copy = nn.Parameter(copies[f"{prefix}.{name}"], requires_grad=master.requires_grad)
+                    self.slots.append((owner, name, master, copy))
+        self.copy_of = {id(master): copy for _, _, master, copy in self.slots}
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Refresh the copies, and put them in the place of the weights."""
+        self.vector.copy_(self.model.params)
+        for owner, name, _, copy in self.slots:
+            owner._parameters[name] = copy
+        try:
+            yield
+        finally:
+            for owner, name, master, _ in self.slots:
+                owner._parameters[name] = master
+
+    def holders(self, gradients: list[tuple[nn.Parameter, Tensor]]) -> list[tuple[nn.Parameter, Tensor]]:
+        """For each stretch of the gradient, the parameter on which backward leaves it."""
+        return [(self.copy_of.get(id(parameter), parameter), gradient) for parameter, gradient in gradients]

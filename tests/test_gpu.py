@@ -1,0 +1,181 @@
+"""The GPU engine against its plain counterpart: `make test-gpu`. Needs a CUDA device."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedu2
+from fedu2.data import load_dataset
+from fedu2.engine import choose
+from fedu2.evaluation import knn_accuracy
+from fedu2.experiment import Experiment
+from fedu2.federation.callbacks import Callback
+from fedu2.federation.local import LocalBackend
+from fedu2.federation.rounds import initial_state
+from fedu2.methods import Reply, Task, build, resolve
+from fedu2.models.base import encoders
+from fedu2.models.norm import only_our_norms
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+PLAIN = ("engine.graph=false", "engine.fused=false", "engine.compile=false", "engine.lanes=1")
+STEPS = 6
+
+
+@pytest.fixture(autouse=True)
+def _exact_float32() -> Iterator[None]:
+    """Convolutions in full float32: two kernels in TF32 differ more than anything that is tested here."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = before
+
+
+def _experiment(*settings: str) -> Experiment:
+    base = {"dataset": "sample", "encoder": "resnet18", "width": 16, "batch_size": 64, "clients": 3}
+    return resolve(Experiment.parse(base, ["optimizer.lr=0.01", *settings]))
+
+
+def _replies(experiment: Experiment, shares: list[Tensor] | None = None, rounds: int = 1) -> list[Reply]:
+    device = torch.device("cuda")
+    data = load_dataset("sample", experiment.data).to(device)
+    method = build(experiment)
+    shares = shares or [torch.arange(200), torch.arange(200, 420), torch.arange(420, 560)]
+    backend = LocalBackend(method, data.train, shares)
+    server = initial_state(method, device).server
+    replies: list[Reply] = []
+    for round_ in range(1, rounds + 1):
+        progress = (round_ - 1) / experiment.rounds
+        tasks = [Task(round_, client, STEPS, experiment.optimizer.lr, progress) for client in range(len(shares))]
+        replies += sorted(backend.run(tasks, server, {}, Callback()), key=lambda reply: reply.client)
+    return replies
+
+
+def _gap(ours: list[Reply], plain: list[Reply]) -> float:
+    """The largest relative difference of any client's mean loss."""
+    return max(
+        abs(a.metrics["loss"] - b.metrics["loss"]) / abs(b.metrics["loss"]) for a, b in zip(ours, plain, strict=True)
+    )
+
+
+def _drift(ours: list[Reply], plain: list[Reply]) -> float:
+    """The largest difference of any client's update, relative to its length."""
+    start = initial_state(build(_experiment()), "cuda").server.model.params[:1]
+    return max(
+        float((a.model.params - b.model.params).norm() / (b.model.params - start).norm())
+        for a, b in zip(ours, plain, strict=True)
+    )
+
+
+@pytest.mark.parametrize("objective", ["byol", "simclr", "simsiam"])
+@pytest.mark.parametrize("fast", ["engine.fused=false", "engine.graph=false", "engine.lanes=1", "engine.lanes=3"])
+def test_float32_agrees_with_the_plain_path(objective: str, fast: str) -> None:
+    settings = (f"objective={objective}", "precision=float32")
+    assert _gap(_replies(_experiment(*settings, fast)), _replies(_experiment(*settings, *PLAIN))) <= 1e-4
+
+
+@pytest.mark.parametrize("objective", ["byol", "simclr", "simsiam"])
+def test_bfloat16_agrees_to_its_accuracy(objective: str) -> None:
+    settings = (f"objective={objective}",)
+    ours = _replies(_experiment(*settings, "precision=bfloat16"))
+    autocast = _replies(_experiment(*settings, "precision=bfloat16", *PLAIN))
+    exact = _replies(_experiment(*settings, "precision=float32", *PLAIN))
+    assert _gap(ours, exact) <= max(2 * _gap(autocast, exact), 1e-2)
+
+
+def test_a_captured_step_is_the_launched_one() -> None:
+    """Same kernels, same noise: replaying changes nothing but the order of nothing."""
+    settings = ("precision=bfloat16", "engine.lanes=1")
+    captured, launched = _replies(_experiment(*settings)), _replies(_experiment(*settings, "engine.graph=false"))
+    assert _drift(captured, launched) <= 2e-2  # cuDNN may have chosen other algorithms
+    assert _gap(captured, launched) <= 1e-3
+
+
+def test_lanes_do_not_disturb_each_other() -> None:
+    one, three = (_replies(_experiment(f"engine.lanes={n}", "precision=float32"), rounds=2) for n in (1, 3))
+    assert [reply.client for reply in one] == [reply.client for reply in three]
+    assert _gap(three, one) <= 1e-4
+
+
+def test_clients_smaller_than_a_batch(caplog: pytest.LogCaptureFixture) -> None:
+    shares = [torch.arange(30), torch.arange(100, 300), torch.arange(300, 317)]
+    settings = ("precision=float32", "last_batch=keep")
+    with caplog.at_level(logging.WARNING, "fedu2"):
+        ours = _replies(_experiment(*settings), shares, rounds=5)  # often enough to be captured in between
+    plain = _replies(_experiment(*settings, *PLAIN), shares, rounds=5)
+    assert [reply.samples for reply in ours] == [reply.samples for reply in plain]
+    assert _gap(ours, plain) <= 1e-4
+    assert not caplog.records
+
+
+def test_a_schedule_reaches_the_captured_step() -> None:
+    """Learning rate and BYOL's momentum change from round to round; so must what is replayed."""
+    settings = ("precision=float32", "byol.momentum_schedule=cosine", "byol.momentum=0.5", "rounds=3")
+    ours, plain = _replies(_experiment(*settings), rounds=3), _replies(_experiment(*settings, *PLAIN), rounds=3)
+    assert _gap(ours, plain) <= 1e-4
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_other_optimizers(name: str) -> None:
+    settings = ("precision=float32", f"optimizer.name={name}", "optimizer.lr=1e-4")
+    assert _gap(_replies(_experiment(*settings)), _replies(_experiment(*settings, *PLAIN))) <= 1e-4
+
+
+class Strange(nn.Module):
+    """An encoder with norms of its own; with `look` it reads a value on the host, which no graph can capture."""
+
+    def __init__(self, look: bool) -> None:
+        super().__init__()
+        self.features, self.look = 16, look
+        self.body = nn.Sequential(nn.Conv2d(3, 16, 3, 2), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.look and float(x.sum()) > 1e30:
+            x = -x
+        return self.body(x).flatten(1)
+
+
+@pytest.fixture(params=[False, True], ids=["captured", "launched"])
+def strange(request: pytest.FixtureRequest) -> str:
+    name = f"strange-{request.param}"
+    if name not in encoders:
+        encoders.register(name)(lambda width: Strange(request.param))
+    return name
+
+
+@pytest.mark.parametrize("compiled", ["false", "true"])
+def test_an_encoder_of_ones_own(strange: str, compiled: str, caplog: pytest.LogCaptureFixture) -> None:
+    settings = (f"encoder={strange}", "precision=float32", "width=null")
+    with caplog.at_level(logging.WARNING, "fedu2"):
+        ours = _replies(_experiment(*settings, f"engine.compile={compiled}"))
+    assert _gap(ours, _replies(_experiment(*settings, *PLAIN))) <= 1e-4
+    told = [record.getMessage() for record in caplog.records]
+    refused = [line for line in told if "cannot be captured in a CUDA graph" in line]
+    assert len(refused) == (strange == "strange-True") * choose(_experiment(), torch.device("cuda")).lanes
+    assert not only_our_norms(Strange(False))
+
+
+def test_a_run_resumes_on_the_gpu(tmp_path: Path) -> None:
+    experiment = _experiment("rounds=2", "local_epochs=1", "evaluation.every=0")
+    whole = fedu2.train(experiment, tmp_path / "whole")
+    fedu2.train(experiment.with_(rounds=1), tmp_path / "run")
+    resumed = fedu2.train(experiment, tmp_path / "run", resume=True)
+    assert resumed.history[-1]["loss"] == pytest.approx(whole.history[-1]["loss"], rel=0.05)
+    assert whole.summary["environment"]["device"].startswith("cuda")
+
+
+def test_knn_on_the_gpu_is_that_on_the_cpu() -> None:
+    generator = torch.Generator().manual_seed(0)
+    bank, queries = torch.randn(3000, 64, generator=generator), torch.randn(700, 64, generator=generator)
+    labels, truth = torch.arange(3000) % 10, torch.arange(700) % 10
+    here = knn_accuracy(queries, truth, bank, labels)
+    there = knn_accuracy(queries.cuda(), truth.cuda(), bank.cuda(), labels.cuda())
+    assert there == pytest.approx(here, abs=0.3)  # ties between nearly equal votes
