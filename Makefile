@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test lint format types check bench clean
+.PHONY: setup demo test test-gpu lint format types check bench bench-gpu clean
 
 setup: $(READY)
 
@@ -20,6 +20,9 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -n 2
 
+test-gpu: $(READY)
+	$(BIN)/python -m pytest -m gpu tests
+
 lint: $(READY)
 	$(BIN)/ruff check .
 
@@ -33,6 +36,9 @@ check: lint format types test
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+bench-gpu: $(READY)
+	$(BIN)/python -m benchmarks.gpu
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
