@@ -9,8 +9,9 @@ a block of columns of one group and visits tiles of rows. What must move, in ten
 
 dy' is the gradient of a second reader of y, if there is one. dz = (dy + dy')·[y > 0] is also the gradient of the
 residual, and is written only if there is one, as y is read only then; otherwise both are found again from x and dy.
-Programs of the first kernel leave partial results (G, P, 2, C); those of the second combine what concerns them, in the
-same order each time: results are reproducible, and nothing waits for the host. Short groups take one kernel.
+Programs of the first kernel leave partial results (G, P, 2, C). The one that comes last, by a ticket that each draws,
+combines them, in the same order each time: results are reproducible, and nothing waits for the host. The second kernel
+then is a plain pass over the tensor. Short groups take one kernel.
 
 A kernel is compiled for a number of channels, never for a number of rows: clients with few images have batches of
 their own size, and compiling takes longer than their training.
@@ -37,21 +38,22 @@ __all__ = ["norm", "supported"]
 class Launch(NamedTuple):
     """How a kernel is spread over the GPU."""
 
-    programs: int  # about so many; the statistics' are combined by every program of the next kernel
+    programs: int  # about so many
     elements: int  # of a tile
     warps: int
     stages: int  # tiles in flight; 1 lets the compiler decide
 
 
 # For an H200, which has 132 multiprocessors.
-STATISTICS = Launch(programs=132, elements=16384, warps=16, stages=1)
-APPLY = Launch(programs=264, elements=8192, warps=8, stages=1)
-SUMS = Launch(programs=132, elements=8192, warps=16, stages=1)
-GRADIENT = Launch(programs=264, elements=8192, warps=8, stages=1)
+STATISTICS = Launch(programs=132, elements=8192, warps=4, stages=3)
+APPLY = Launch(programs=2112, elements=4096, warps=4, stages=1)
+SUMS = Launch(programs=132, elements=4096, warps=4, stages=3)
+GRADIENT = Launch(programs=2112, elements=4096, warps=4, stages=1)
 COLUMNS = 64  # of a tile: 128 bytes in half precision
 SHORT, SHORTER = 1024, 128  # rows of a group that one tile holds
 SHORT_COLUMNS = 16
 SHORT_ELEMENTS = 16384
+MOST_BLOCKS = 1024  # of columns
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -71,6 +73,7 @@ def supported(x: Tensor) -> bool:
         and x.dtype in DTYPES
         and x.ndim in (2, 4)
         and x.numel() > 0
+        and x.shape[1] <= COLUMNS * MOST_BLOCKS
         and x.is_contiguous(memory_format=memory)
     )
 
@@ -96,11 +99,30 @@ def activate(off, scale, bias):
     return off * scale[None, :] + bias[None, :]
 
 
+@triton.jit
+def comes_last(tickets_at, programs):
+    """Whether all other programs of this block of columns have left their parts, which can be read then."""
+    tl.debug_barrier()  # until all threads of this program have left theirs
+    at = tickets_at + tl.program_id(0)
+    last = tl.atomic_add(at, 1, sem="acq_rel") == programs - 1
+    if last:
+        tl.store(at, 0)  # for the next launch
+    return last
+
+
 @kernel
 def statistics_kernel(
     x_at,
     parts_at,
+    tickets_at,
+    saved_at,  # (2, G, C): mean, 1/σ
+    running_mean_at,
+    running_var_at,
     rows,
+    momentum,
+    eps,
+    GROUPS: tl.constexpr,
+    PARTS: tl.constexpr,
     C: tl.constexpr,
     COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -126,6 +148,13 @@ def statistics_kernel(
     at = parts_at + (group * parts + part) * 2 * C + column
     tl.store(at, overall, mask=exists)
     tl.store(at + C, tl.sum(squares + off * off * count[:, None], 0), mask=exists)
+    if comes_last(tickets_at, PARTS * GROUPS):
+        for g in tl.static_range(GROUPS):
+            seen_mean, variance = combine(parts_at, g, rows, column, exists, C, PARTS, ROWS)
+            tl.store(saved_at + g * C + column, seen_mean, mask=exists)
+            tl.store(saved_at + (GROUPS + g) * C + column, tl.rsqrt(variance + eps), mask=exists)
+            follow(running_mean_at, seen_mean, momentum, column, exists)
+            follow(running_var_at, variance * (rows / (rows - 1.0)), momentum, column, exists)
 
 
 @triton.jit
@@ -133,8 +162,8 @@ def combine(parts_at, group, rows, column, exists, C: tl.constexpr, PARTS: tl.co
     """Mean and variance of a group from its parts; ROWS of a tile of `statistics_kernel`."""
     part = tl.arange(0, PARTS)
     at = parts_at + ((group * PARTS + part) * 2)[:, None] * C + column[None, :]
-    mean = tl.load(at, mask=exists[None, :], other=0.0)
-    squares = tl.load(at + C, mask=exists[None, :], other=0.0)
+    mean = tl.load(at, mask=exists[None, :], other=0.0, cache_modifier=".cg")
+    squares = tl.load(at + C, mask=exists[None, :], other=0.0, cache_modifier=".cg")
     tiles = tl.cdiv(rows, ROWS)
     count = tl.cdiv(tiles - part, PARTS) * ROWS - tl.where(part == (tiles - 1) % PARTS, tiles * ROWS - rows, 0)
     count = count.to(tl.float32)[:, None]
@@ -155,19 +184,12 @@ def apply_kernel(
     x_at,
     residual_at,
     y_at,
-    parts_at,
-    saved_at,  # (2, G, C): mean, 1/σ
+    saved_at,
     weight_at,
     bias_at,
-    running_mean_at,
-    running_var_at,
     rows,
-    momentum,
-    eps,
     RELU: tl.constexpr,
     GROUPS: tl.constexpr,
-    PARTS: tl.constexpr,
-    PART_ROWS: tl.constexpr,
     C: tl.constexpr,
     COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -175,17 +197,8 @@ def apply_kernel(
 ):
     column, exists = block(C, COLUMNS)
     turn, turns, group = tl.program_id(1), tl.num_programs(1), tl.program_id(2)
-    mean, variance = combine(parts_at, group, rows, column, exists, C, PARTS, PART_ROWS)
-    inverse = tl.rsqrt(variance + eps)
-    if turn == 0:
-        tl.store(saved_at + group * C + column, mean, mask=exists)
-        tl.store(saved_at + (GROUPS + group) * C + column, inverse, mask=exists)
-    if (turn == turns - 1) & (group == GROUPS - 1):  # this program has the fewest tiles
-        for g in tl.static_range(GROUPS):
-            seen, spread = combine(parts_at, g, rows, column, exists, C, PARTS, PART_ROWS)
-            follow(running_mean_at, seen, momentum, column, exists)
-            follow(running_var_at, spread * (rows / (rows - 1.0)), momentum, column, exists)
-
+    mean = tl.load(saved_at + group * C + column, mask=exists, other=0.0)
+    inverse = tl.load(saved_at + (GROUPS + group) * C + column, mask=exists, other=0.0)
     scale = tl.load(weight_at + column, mask=exists, other=0.0) * inverse
     bias = tl.load(bias_at + column, mask=exists, other=0.0)
     tiles = tl.cdiv(rows, ROWS)
@@ -223,12 +236,17 @@ def sums_kernel(
     y_at,
     dz_at,
     parts_at,
+    tickets_at,
+    means_at,  # (2, G, C): mean dz, mean(dz·x̂)/σ
+    dweight_at,
+    dbias_at,
     saved_at,
     weight_at,
     bias_at,
     rows,
     RELU: tl.constexpr,
     GROUPS: tl.constexpr,
+    PARTS: tl.constexpr,
     C: tl.constexpr,
     COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -256,14 +274,26 @@ def sums_kernel(
     at = parts_at + (group * parts + part) * 2 * C + column
     tl.store(at, tl.sum(plain, 0), mask=exists)
     tl.store(at + C, tl.sum(weighted, 0) * inverse, mask=exists)
+    if comes_last(tickets_at, PARTS * GROUPS):
+        dweight = tl.zeros([COLUMNS], tl.float32)
+        dbias = tl.zeros([COLUMNS], tl.float32)
+        for g in tl.static_range(GROUPS):
+            theirs, weighted_theirs = add_up(parts_at, g, column, exists, C, PARTS)
+            inverse = tl.load(saved_at + (GROUPS + g) * C + column, mask=exists, other=0.0)
+            tl.store(means_at + g * C + column, theirs / rows, mask=exists)
+            tl.store(means_at + (GROUPS + g) * C + column, inverse * weighted_theirs / rows, mask=exists)
+            dbias += theirs
+            dweight += weighted_theirs
+        tl.store(dweight_at + column, dweight, mask=exists)
+        tl.store(dbias_at + column, dbias, mask=exists)
 
 
 @triton.jit
 def add_up(parts_at, group, column, exists, C: tl.constexpr, PARTS: tl.constexpr):
     """Σ dz and Σ dz·x̂ of a group from its parts."""
     at = parts_at + ((group * PARTS + tl.arange(0, PARTS)) * 2)[:, None] * C + column[None, :]
-    plain = tl.load(at, mask=exists[None, :], other=0.0)
-    weighted = tl.load(at + C, mask=exists[None, :], other=0.0)
+    plain = tl.load(at, mask=exists[None, :], other=0.0, cache_modifier=".cg")
+    weighted = tl.load(at + C, mask=exists[None, :], other=0.0, cache_modifier=".cg")
     return tl.sum(plain, 0), tl.sum(weighted, 0)
 
 
@@ -273,40 +303,27 @@ def gradient_kernel(
     again_at,
     x_at,
     dx_at,
-    dweight_at,
-    dbias_at,
-    parts_at,
+    means_at,
     saved_at,
     weight_at,
     bias_at,
     rows,
     RELU: tl.constexpr,  # dy is not masked yet
     GROUPS: tl.constexpr,
-    PARTS: tl.constexpr,
     C: tl.constexpr,
     COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """dx = w/σ (dz − mean dz − x̂ mean(dz·x̂)), means over the group; dw = Σ dz·x̂ and db = Σ dz over all groups."""
+    """dx = w/σ (dz − mean dz − x̂ mean(dz·x̂)), means over the group."""
     column, exists = block(C, COLUMNS)
     turn, turns, group = tl.program_id(1), tl.num_programs(1), tl.program_id(2)
-    plain, weighted = add_up(parts_at, group, column, exists, C, PARTS)
-    if (turn == turns - 1) & (group == GROUPS - 1):
-        dweight = tl.zeros([COLUMNS], tl.float32)
-        dbias = tl.zeros([COLUMNS], tl.float32)
-        for g in tl.static_range(GROUPS):
-            theirs, weighted_theirs = add_up(parts_at, g, column, exists, C, PARTS)
-            dbias += theirs
-            dweight += weighted_theirs
-        tl.store(dweight_at + column, dweight, mask=exists)
-        tl.store(dbias_at + column, dbias, mask=exists)
-
     mean = tl.load(saved_at + group * C + column, mask=exists, other=0.0)
     inverse = tl.load(saved_at + (GROUPS + group) * C + column, mask=exists, other=0.0)
     scale = tl.load(weight_at + column, mask=exists, other=0.0) * inverse
     bias = tl.load(bias_at + column, mask=exists, other=0.0)
-    level, slope = plain / rows, inverse * weighted / rows
+    level = tl.load(means_at + group * C + column, mask=exists, other=0.0)
+    slope = tl.load(means_at + (GROUPS + group) * C + column, mask=exists, other=0.0)
     tiles = tl.cdiv(rows, ROWS)
     for index in tl.range(turn, tiles, turns, num_stages=STAGES):
         place, inside = tile(tiles - 1 - index, group, rows, column, C, ROWS)
@@ -444,19 +461,22 @@ def forward(
     channels = x.shape[1]
     rows = x.numel() // channels // groups
     y, saved = torch.empty_like(x), x.new_empty(2, groups, channels, dtype=torch.float32)
-    common = (weight, bias, running_mean, running_var, rows, momentum, eps, relu, groups)
     if rows <= SHORT:
         columns, tile_rows, warps = short_tile(rows, channels)
         short_forward_kernel[(triton.cdiv(channels, columns),)](
-            x, residual, y, saved, *common, channels, columns, tile_rows, num_warps=warps
-        )
+            x, residual, y, saved, weight, bias, running_mean, running_var, rows, momentum, eps, relu, groups,
+            channels, columns, tile_rows, num_warps=warps,
+        )  # fmt: skip
         return y, saved
     one = grid_of_parts(STATISTICS, groups, channels)
     two = grid(APPLY, groups, rows, channels)
     parts = x.new_empty(groups, one.programs[1], 2, channels, dtype=torch.float32)
-    statistics_kernel[one.programs](x, parts, rows, channels, *one[1:], STATISTICS.stages, num_warps=STATISTICS.warps)
+    statistics_kernel[one.programs](
+        x, parts, tickets(x), saved, running_mean, running_var, rows, momentum, eps, groups, one.programs[1],
+        channels, *one[1:], STATISTICS.stages, num_warps=STATISTICS.warps,
+    )  # fmt: skip
     apply_kernel[two.programs](
-        x, residual, y, parts, saved, *common, one.programs[1], one.rows,
+        x, residual, y, saved, weight, bias, rows, relu, groups,
         channels, *two[1:], APPLY.stages, num_warps=APPLY.warps,
     )  # fmt: skip
     return y, saved
@@ -482,8 +502,9 @@ def backward(
     one = grid_of_parts(SUMS, groups, channels)
     two = grid(GRADIENT, groups, rows, channels)
     parts = x.new_empty(groups, one.programs[1], 2, channels, dtype=torch.float32)
+    means = torch.empty_like(saved)
     sums_kernel[one.programs](
-        dy, again, x, y, dz, parts, *known, relu, groups,
+        dy, again, x, y, dz, parts, tickets(x), means, dweight, dbias, *known, relu, groups, one.programs[1],
         channels, *one[1:], SUMS.stages, num_warps=SUMS.warps,
     )  # fmt: skip
     if dz is not None:
@@ -491,10 +512,20 @@ def backward(
     else:
         source, rest, masked = dy, again, False
     gradient_kernel[two.programs](
-        source, rest, x, dx, dweight, dbias, parts, *known, relu and not masked, groups, one.programs[1],
+        source, rest, x, dx, means, *known, relu and not masked, groups,
         channels, *two[1:], GRADIENT.stages, num_warps=GRADIENT.warps,
     )  # fmt: skip
     return dx, dweight, dbias, dy if dz is None else dz
+
+
+def tickets(x: Tensor) -> Tensor:
+    """Zeros (blocks,), which every kernel leaves as zeros; those of one stream run one after another, and share them."""
+    return tickets_of(x.device, torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0)
+
+
+@cache
+def tickets_of(device: torch.device, stream: int) -> Tensor:
+    return torch.zeros(MOST_BLOCKS, dtype=torch.int32, device=device)
 
 
 def short_tile(rows: int, channels: int) -> tuple[int, int, int]:
