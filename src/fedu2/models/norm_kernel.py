@@ -45,7 +45,7 @@ class Launch(NamedTuple):
 
 
 # For an H200, which has 132 multiprocessors.
-STATISTICS = Launch(programs=132, elements=8192, warps=8, stages=3)
+STATISTICS = Launch(programs=132, elements=8192, warps=4, stages=3)
 APPLY = Launch(programs=2112, elements=4096, warps=4, stages=1)
 SUMS = Launch(programs=132, elements=4096, warps=4, stages=3)
 GRADIENT = Launch(programs=2112, elements=4096, warps=4, stages=1)
@@ -110,28 +110,6 @@ def comes_last(tickets_at, programs):
     return last
 
 
-@triton.jit
-def anchor(x_at, group, rows, column, exists, C: tl.constexpr):
-    """c, the mean of a group's first 16 rows.
-
-    It is near μ on the scale of σ, which makes var x = E(x − c)² − (E(x − c))² sharp: its relative error is that of
-    float32 times 1 + (c − μ)²/σ².
-    """
-    row = tl.arange(0, 16)
-    place = (group * rows.to(tl.int64) + row)[:, None] * C + column[None, :]
-    x = tl.load(x_at + place, mask=(row < rows)[:, None] & exists[None, :], other=0.0)
-    return tl.sum(x.to(tl.float32), 0) / tl.minimum(rows, 16)
-
-
-@triton.jit
-def add_up(parts_at, group, column, exists, C: tl.constexpr, PARTS: tl.constexpr):
-    """The two sums of a group from its parts."""
-    at = parts_at + ((group * PARTS + tl.arange(0, PARTS)) * 2)[:, None] * C + column[None, :]
-    plain = tl.load(at, mask=exists[None, :], other=0.0, cache_modifier=".cg")
-    weighted = tl.load(at + C, mask=exists[None, :], other=0.0, cache_modifier=".cg")
-    return tl.sum(plain, 0), tl.sum(weighted, 0)
-
-
 @kernel
 def statistics_kernel(
     x_at,
@@ -150,31 +128,48 @@ def statistics_kernel(
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Σ (x − c) and Σ (x − c)² over the tiles part, part + P, ...; see `anchor` for c."""
+    """Mean and sum of squared deviations over the tiles part, part + P, ...: Welford's update, in each place apart."""
     column, exists = block(C, COLUMNS)
     part, parts, group = tl.program_id(1), tl.num_programs(1), tl.program_id(2)
-    c = anchor(x_at, group, rows, column, exists, C)
-    plain = tl.zeros([ROWS, COLUMNS], tl.float32)
+    mean = tl.zeros([ROWS, COLUMNS], tl.float32)
     squares = tl.zeros([ROWS, COLUMNS], tl.float32)
+    seen = 0.0
     for index in tl.range(part, tl.cdiv(rows, ROWS), parts, num_stages=STAGES):
         place, inside = tile(index, group, rows, column, C, ROWS)
         x = tl.load(x_at + place, mask=inside, other=0.0).to(tl.float32)
-        off = tl.where(inside, x - c[None, :], 0.0)
-        plain += off
-        squares += off * off
+        off = tl.where(inside, x - mean, 0.0)  # only the last tile has gaps: a place that is empty stays so
+        seen += 1.0
+        mean += off * (1.0 / seen)
+        squares += off * (x - mean)
+    first = part * ROWS + tl.arange(0, ROWS)
+    count = tl.cdiv(rows - first, parts * ROWS).to(tl.float32)
+    overall = tl.sum(mean * count[:, None], 0) / tl.maximum(tl.sum(count, 0), 1.0)  # a part may have no tile
+    off = mean - overall[None, :]
     at = parts_at + (group * parts + part) * 2 * C + column
-    tl.store(at, tl.sum(plain, 0), mask=exists)
-    tl.store(at + C, tl.sum(squares, 0), mask=exists)
+    tl.store(at, overall, mask=exists)
+    tl.store(at + C, tl.sum(squares + off * off * count[:, None], 0), mask=exists)
     if comes_last(tickets_at, PARTS * GROUPS):
         for g in tl.static_range(GROUPS):
-            plain_sum, squares_sum = add_up(parts_at, g, column, exists, C, PARTS)
-            off_mean = plain_sum / rows
-            mean = anchor(x_at, g, rows, column, exists, C) + off_mean
-            variance = tl.maximum(squares_sum / rows - off_mean * off_mean, 0.0)
-            tl.store(saved_at + g * C + column, mean, mask=exists)
+            seen_mean, variance = combine(parts_at, g, rows, column, exists, C, PARTS, ROWS)
+            tl.store(saved_at + g * C + column, seen_mean, mask=exists)
             tl.store(saved_at + (GROUPS + g) * C + column, tl.rsqrt(variance + eps), mask=exists)
-            follow(running_mean_at, mean, momentum, column, exists)
+            follow(running_mean_at, seen_mean, momentum, column, exists)
             follow(running_var_at, variance * (rows / (rows - 1.0)), momentum, column, exists)
+
+
+@triton.jit
+def combine(parts_at, group, rows, column, exists, C: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr):
+    """Mean and variance of a group from its parts; ROWS of a tile of `statistics_kernel`."""
+    part = tl.arange(0, PARTS)
+    at = parts_at + ((group * PARTS + part) * 2)[:, None] * C + column[None, :]
+    mean = tl.load(at, mask=exists[None, :], other=0.0, cache_modifier=".cg")
+    squares = tl.load(at + C, mask=exists[None, :], other=0.0, cache_modifier=".cg")
+    tiles = tl.cdiv(rows, ROWS)
+    count = tl.cdiv(tiles - part, PARTS) * ROWS - tl.where(part == (tiles - 1) % PARTS, tiles * ROWS - rows, 0)
+    count = count.to(tl.float32)[:, None]
+    overall = tl.sum(mean * (count / rows), 0)
+    off = mean - overall[None, :]
+    return overall, tl.sum(squares + off * off * count, 0) / rows
 
 
 @triton.jit
@@ -291,6 +286,15 @@ def sums_kernel(
             dweight += weighted_theirs
         tl.store(dweight_at + column, dweight, mask=exists)
         tl.store(dbias_at + column, dbias, mask=exists)
+
+
+@triton.jit
+def add_up(parts_at, group, column, exists, C: tl.constexpr, PARTS: tl.constexpr):
+    """Σ dz and Σ dz·x̂ of a group from its parts."""
+    at = parts_at + ((group * PARTS + tl.arange(0, PARTS)) * 2)[:, None] * C + column[None, :]
+    plain = tl.load(at, mask=exists[None, :], other=0.0, cache_modifier=".cg")
+    weighted = tl.load(at + C, mask=exists[None, :], other=0.0, cache_modifier=".cg")
+    return tl.sum(plain, 0), tl.sum(weighted, 0)
 
 
 @kernel
@@ -515,7 +519,7 @@ def backward(
 
 
 def tickets(x: Tensor) -> Tensor:
-    """Zeros (blocks,), which every kernel leaves as zeros; kernels of one stream, which never overlap, share them."""
+    """Zeros (blocks,), which every kernel leaves as zeros; those of one stream run one after another, and share them."""
     return tickets_of(x.device, torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0)
 
 
