@@ -19,7 +19,7 @@ from fedu2.regularizers.kernels import why_not
 
 __all__ = ["Engine", "choose", "choose_device", "choose_threads"]
 
-LANES = 2  # clients at once on one GPU; docs/performance.md has the measurements
+LANES = 3  # clients at once on one GPU; docs/performance.md has the measurements
 
 
 @dataclass(frozen=True)

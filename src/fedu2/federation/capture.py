@@ -13,7 +13,7 @@ __all__ = ["CapturedSteps"]
 log = logging.getLogger("fedu2")
 
 WARM_UP = 3  # steps before a capture: libraries choose their kernels in the first ones
-WORTH_CAPTURING = 20  # steps on batches of an odd size before a graph is made for it: a capture costs about as much
+WORTH_CAPTURING = 40  # steps on batches of an odd size before a graph is made for it: a capture costs about as much
 
 
 class CapturedSteps:

@@ -519,7 +519,7 @@ def backward(
 
 
 def tickets(x: Tensor) -> Tensor:
-    """Zeros (blocks,), which every kernel leaves as zeros; those of one stream run one after another, and share them."""
+    """Zeros (blocks,), which every kernel leaves as zeros; kernels of one stream, which never overlap, share them."""
     return tickets_of(x.device, torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0)
 
 
