@@ -107,7 +107,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (MemoryError, RuntimeError) as error:
         if not _out_of_memory(error):
             raise
-        return _fail(error, "out of memory: try engine.lanes=1, a smaller batch_size or encoder", 1, "--debug" in arguments)
+        return _fail(
+            error, "out of memory: try engine.lanes=1, a smaller batch_size or encoder", 1, "--debug" in arguments
+        )
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         return _fail(error, f"{error.strerror or error}{where}", 1, "--debug" in arguments)
