@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from fedu2._version import __version__
 from fedu2.data import Dataset, ImageSet, load_dataset, make_partition
-from fedu2.engine import choose_device, choose_threads
+from fedu2.engine import choose, choose_device, choose_threads
 from fedu2.errors import DataError, TrainingError, UsageError
 from fedu2.evaluation.monitor import evaluate
 from fedu2.experiment import Experiment
@@ -214,7 +214,7 @@ class _Federation:
         history = self.directory.history()
         summary = summarise(history)
         summary["experiment"] = self.experiment.flat()
-        summary["environment"] = environment(self.dataset.train.images.device)
+        summary["environment"] = environment(self.experiment, self.dataset.train.images.device)
         summary["skipped_images"] = list(self.dataset.skipped)
         self.directory.write_summary(summary)
         return summary
@@ -249,7 +249,7 @@ def summarise(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return summary
 
 
-def environment(device: torch.device) -> dict[str, str]:
+def environment(experiment: Experiment, device: torch.device) -> dict[str, str]:
     """What a result may depend on beside its experiment."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
@@ -258,6 +258,7 @@ def environment(device: torch.device) -> dict[str, str]:
         "torch": torch.__version__,
         "device": f"{device.type}: {name}",
         "threads": str(torch.get_num_threads()),
+        "engine": choose(experiment, device).summary(),
     }
 
 
