@@ -19,7 +19,7 @@ from fedu2.errors import TrainingError, UsageError
 from fedu2.experiment import Experiment
 from fedu2.federation import capture
 from fedu2.federation.callbacks import Callback
-from fedu2.federation.capture import WORTH_CAPTURING, CapturedSteps
+from fedu2.federation.capture import WORTH_CAPTURING, CapturedSteps, Verdict
 from fedu2.federation.lane import Lane
 from fedu2.federation.local import LocalBackend
 from fedu2.federation.rounds import initial_state
@@ -151,20 +151,23 @@ def test_a_step_that_cannot_be_captured_is_launched(
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Refusing)
     sizes: list[int] = []
-    steps = CapturedSteps(sizes.append, None, torch.Generator())  # type: ignore[arg-type]
+    verdict = Verdict()
+    steps = CapturedSteps(sizes.append, None, torch.Generator(), verdict)  # type: ignore[arg-type]
     assert steps.wants(8, 0.0, usual=True)
     with caplog.at_level(logging.WARNING, "fedu2"):
         steps.capture(8, 0.0)
     assert sizes == [8] * capture.WARM_UP
     assert "operation not permitted when stream is capturing)" in caplog.records[0].getMessage()
     assert not steps.wants(8, 0.0, usual=True)
+    another = CapturedSteps(sizes.append, None, torch.Generator(), verdict)  # type: ignore[arg-type]
+    assert not another.wants(8, 0.0, usual=True)  # and no other lane tries
     steps(8, 0.0)
     assert len(sizes) == capture.WARM_UP + 1
 
 
 def test_odd_sizes_are_captured_once_they_are_frequent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    steps = CapturedSteps(lambda size: None, None, torch.Generator())  # type: ignore[arg-type]
+    steps = CapturedSteps(lambda size: None, None, torch.Generator(), Verdict())  # type: ignore[arg-type]
     for _ in range(WORTH_CAPTURING - 1):
         steps(5, 0.0)
     assert not steps.wants(5, 0.0, usual=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +13,9 @@ from torch import Tensor, nn
 
 import fedu2
 from fedu2.data import load_dataset
-from fedu2.engine import choose
 from fedu2.evaluation import knn_accuracy
 from fedu2.experiment import Experiment
+from fedu2.federation import capture, lane
 from fedu2.federation.callbacks import Callback
 from fedu2.federation.local import LocalBackend
 from fedu2.federation.rounds import initial_state
@@ -26,22 +27,22 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-PLAIN = ("engine.graph=false", "engine.fused=false", "engine.compile=false", "engine.lanes=1")
-STEPS = 6
+PLAIN = ("engine.graph=false", "engine.fused=false", "engine.lanes=1")
+STEPS = 3  # rounding errors grow some forty-fold a step, even between two runs of the same code
 
 
 @pytest.fixture(autouse=True)
-def _exact_float32() -> Iterator[None]:
-    """Convolutions in full float32: two kernels in TF32 differ more than anything that is tested here."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    yield
-    torch.backends.cudnn.allow_tf32 = before
+def _exact_convolutions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Full float32 in place of TF32, whose errors are larger than anything here; the same algorithms in each run."""
+    monkeypatch.setattr(lane, "_convolutions", lambda searched: contextlib.nullcontext())
+    cudnn = torch.backends.cudnn
+    with cudnn.flags(True, False, cudnn.benchmark_limit, True, False):
+        yield
 
 
 def _experiment(*settings: str) -> Experiment:
     base = {"dataset": "sample", "encoder": "resnet18", "width": 16, "batch_size": 64, "clients": 3}
-    return resolve(Experiment.parse(base, ["optimizer.lr=0.01", *settings]))
+    return resolve(Experiment.parse(base, ["optimizer.lr=0.001", "engine.compile=false", *settings]))
 
 
 def _replies(experiment: Experiment, shares: list[Tensor] | None = None, rounds: int = 1) -> list[Reply]:
@@ -66,15 +67,6 @@ def _gap(ours: list[Reply], plain: list[Reply]) -> float:
     )
 
 
-def _drift(ours: list[Reply], plain: list[Reply]) -> float:
-    """The largest difference of any client's update, relative to its length."""
-    start = initial_state(build(_experiment()), "cuda").server.model.params[:1]
-    return max(
-        float((a.model.params - b.model.params).norm() / (b.model.params - start).norm())
-        for a, b in zip(ours, plain, strict=True)
-    )
-
-
 @pytest.mark.parametrize("objective", ["byol", "simclr", "simsiam"])
 @pytest.mark.parametrize("fast", ["engine.fused=false", "engine.graph=false", "engine.lanes=1", "engine.lanes=3"])
 def test_float32_agrees_with_the_plain_path(objective: str, fast: str) -> None:
@@ -92,11 +84,10 @@ def test_bfloat16_agrees_to_its_accuracy(objective: str) -> None:
 
 
 def test_a_captured_step_is_the_launched_one() -> None:
-    """Same kernels, same noise: replaying changes nothing but the order of nothing."""
+    """Same kernels, same noise."""
     settings = ("precision=bfloat16", "engine.lanes=1")
     captured, launched = _replies(_experiment(*settings)), _replies(_experiment(*settings, "engine.graph=false"))
-    assert _drift(captured, launched) <= 2e-2  # cuDNN may have chosen other algorithms
-    assert _gap(captured, launched) <= 1e-3
+    assert _gap(captured, launched) <= 1e-4
 
 
 def test_lanes_do_not_disturb_each_other() -> None:
@@ -105,11 +96,12 @@ def test_lanes_do_not_disturb_each_other() -> None:
     assert _gap(three, one) <= 1e-4
 
 
-def test_clients_smaller_than_a_batch(caplog: pytest.LogCaptureFixture) -> None:
+def test_clients_smaller_than_a_batch(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "WORTH_CAPTURING", 5)
     shares = [torch.arange(30), torch.arange(100, 300), torch.arange(300, 317)]
     settings = ("precision=float32", "last_batch=keep")
     with caplog.at_level(logging.WARNING, "fedu2"):
-        ours = _replies(_experiment(*settings), shares, rounds=5)  # often enough to be captured in between
+        ours = _replies(_experiment(*settings), shares, rounds=5)  # launched first, then captured
     plain = _replies(_experiment(*settings, *PLAIN), shares, rounds=5)
     assert [reply.samples for reply in ours] == [reply.samples for reply in plain]
     assert _gap(ours, plain) <= 1e-4
@@ -158,8 +150,8 @@ def test_an_encoder_of_ones_own(strange: str, compiled: str, caplog: pytest.LogC
         ours = _replies(_experiment(*settings, f"engine.compile={compiled}"))
     assert _gap(ours, _replies(_experiment(*settings, *PLAIN))) <= 1e-4
     told = [record.getMessage() for record in caplog.records]
-    refused = [line for line in told if "cannot be captured in a CUDA graph" in line]
-    assert len(refused) == (strange == "strange-True") * choose(_experiment(), torch.device("cuda")).lanes
+    assert len(told) == (strange == "strange-True")
+    assert all("cannot be captured in a CUDA graph" in line for line in told)
     assert not only_our_norms(Strange(False))
 
 

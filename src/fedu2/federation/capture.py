@@ -5,15 +5,23 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
-__all__ = ["CapturedSteps"]
+__all__ = ["CapturedSteps", "Verdict"]
 
 log = logging.getLogger("fedu2")
 
 WARM_UP = 3  # steps before a capture: libraries choose their kernels in the first ones
 WORTH_CAPTURING = 40  # steps on batches of an odd size before a graph is made for it: a capture costs about as much
+
+
+@dataclass
+class Verdict:
+    """Whether steps of this method can be captured; all lanes share it, so that it is found out, and told, once."""
+
+    possible: bool = True
 
 
 class CapturedSteps:
@@ -22,17 +30,18 @@ class CapturedSteps:
     noise: the generator that the step draws from; each replay draws on from its current state, as a launched step does.
     """
 
-    def __init__(self, step: Callable[[int], None], stream: torch.cuda.Stream, noise: torch.Generator) -> None:
-        self.step, self.stream, self.noise = step, stream, noise
+    def __init__(
+        self, step: Callable[[int], None], stream: torch.cuda.Stream, noise: torch.Generator, verdict: Verdict
+    ) -> None:
+        self.step, self.stream, self.noise, self.verdict = step, stream, noise, verdict
         self.graphs: dict[tuple[int, float], torch.cuda.CUDAGraph] = {}
         self.pool = torch.cuda.graph_pool_handle()  # shared: a stream replays one graph at a time
         self.launched: Counter[int] = Counter()
-        self.possible = True
 
     def wants(self, size: int, tempo: float, usual: bool) -> bool:
         """Whether a graph for this size is missing and worth its capture; `usual` sizes always are."""
         often = usual or self.launched[size] >= WORTH_CAPTURING
-        return self.possible and often and (size, tempo) not in self.graphs
+        return self.verdict.possible and often and (size, tempo) not in self.graphs
 
     def capture(self, size: int, tempo: float) -> None:
         """Make the graph. Trains a few steps: the caller puts the model back. Graphs of another tempo are dropped."""
@@ -50,7 +59,7 @@ class CapturedSteps:
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             log.warning("this step cannot be captured in a CUDA graph (%s): it is launched anew each time", reason)
-            self.possible = False
+            self.verdict.possible = False
             return
         self.graphs[size, tempo] = graph
 

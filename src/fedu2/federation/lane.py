@@ -15,7 +15,7 @@ from fedu2.engine import Engine
 from fedu2.errors import TrainingError
 from fedu2.federation.backend import EpochReport, Observer
 from fedu2.federation.batches import batches_in_epoch, local_batches
-from fedu2.federation.capture import WARM_UP, CapturedSteps
+from fedu2.federation.capture import WARM_UP, CapturedSteps, Verdict
 from fedu2.federation.step import Step
 from fedu2.methods import Memory, Method, Reply, ServerState, Task
 from fedu2.models.flat import FlatModel
@@ -32,7 +32,9 @@ class Lane:
     order: (batches, B) an epoch's batches, `position` the next one.  history: (batches, terms) the loss of each step.
     """
 
-    def __init__(self, method: Method, images: Tensor, shares: Sequence[Tensor], engine: Engine) -> None:
+    def __init__(
+        self, method: Method, images: Tensor, shares: Sequence[Tensor], engine: Engine, capturable: Verdict
+    ) -> None:
         self.method, self.shares, self.experiment = method, shares, method.experiment
         self.model = FlatModel(method.learner(), images.device)
         self.step = Step(method, self.model, images, engine)
@@ -45,7 +47,7 @@ class Lane:
         self.marks: deque[torch.cuda.Event] = deque()  # ends of the stretches of steps that are on the stream
         self.captured: CapturedSteps | None = None
         if self.stream and engine.graph:
-            self.captured = CapturedSteps(self._step, self.stream, self.step.noise)
+            self.captured = CapturedSteps(self._step, self.stream, self.step.noise, capturable)
 
     def train(
         self, task: Task, server: ServerState, memory: Memory | None, observer: Observer
