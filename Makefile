@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-gpu lint format types check bench bench-gpu clean
+.PHONY: setup demo test test-gpu test-kernels lint format types check bench bench-gpu clean
 
 setup: $(READY)
 
@@ -22,6 +22,11 @@ test: $(READY)
 
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -m gpu tests
+
+# The kernels in Triton's interpreter, which needs no GPU.
+test-kernels:
+	@$(BIN)/python -c "import triton" || { echo "test-kernels needs Triton and NumPy < 2.4 in $(VENV)"; exit 1; }
+	CUDA_VISIBLE_DEVICES= TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 -m gpu tests
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -15,7 +15,7 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
@@ -29,7 +29,8 @@ from benchmarks.ceilings import copy_ceiling, matmul_ceiling
 from fedu2.aggregators import Updates
 from fedu2.aggregators.eua import eua
 from fedu2.data import Dataset, ImageSet, make_partition
-from fedu2.engine import LANES
+from fedu2.doctor import version_of
+from fedu2.engine import LANES, usable_cores
 from fedu2.evaluation import knn_accuracy
 from fedu2.evaluation.monitor import evaluate, extract
 from fedu2.experiment import EUAOptions, Experiment
@@ -41,7 +42,12 @@ from fedu2.models.flat import FlatModel
 
 FORWARD_GFLOP = 2 * 0.557  # ResNet-18, one 32-pixel image
 PASSES = {"simclr": 3, "simsiam": 3, "byol": 4}  # forward passes' worth of work, a view: 1 + 2 backward (+ 1 target)
-OFF = {"no graph": {"graph": False}, "no fused kernels": {"fused": False}}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "no graph": {"engine.graph": False},
+    "PyTorch's own kernels": {"engine.fused": False, "engine.compile": False},
+    "torch.compile": {"engine.fused": False, "engine.compile": True},
+    "float32": {"precision": "float32"},
+}
 
 
 def main() -> None:
@@ -115,16 +121,13 @@ class Bench:
         for objective in ("byol", "simclr", "simsiam"):
             for weight in (0.0, 0.1):
                 for lanes in (1, LANES):
-                    rows.append(self.step(objective, weight, {"lanes": lanes}))
-        for name, off in OFF.items():
-            rows.append({**self.step("byol", 0.1, {"lanes": 1, **off}), "without": name})
-        rows.append({**self.step("byol", 0.1, {"lanes": 1}, precision="float32"), "without": "bfloat16"})
-        return rows
+                    rows.append(self.step(objective, weight, lanes))
+        return rows + [self.step("byol", 0.1, 1, variant) for variant in VARIANTS]
 
-    def step(self, objective: str, weight: float, engine: dict[str, Any], **keys: Any) -> dict[str, Any]:
+    def step(self, objective: str, weight: float, lanes: int, variant: str = "") -> dict[str, Any]:
         """Milliseconds a step when each lane has one long client: the clock runs over all of them."""
-        lanes = engine["lanes"]
-        experiment = self.experiment(objective=objective, fur={"weight": weight}, engine=engine, clients=lanes, **keys)
+        keys = {"fur.weight": weight, "engine.lanes": lanes, **(VARIANTS[variant] if variant else {})}
+        experiment = self.experiment(objective=objective, clients=lanes, **keys)
         shares = list(torch.arange(self.images).chunk(lanes))
         backend = LocalBackend(build(experiment), self.data.train, shares)
         server = initial_state(build(experiment), self.device).server
@@ -133,8 +136,11 @@ class Bench:
         times = [self.train(backend, server, lanes, steps) for _ in range(1 if self.quick else 3)]
         ms = 1e3 * statistics.median(times) / (steps * lanes)
         flop = 2 * experiment.batch_size * PASSES[objective] * FORWARD_GFLOP / 1e3  # TFLOP
-        print(f"  {objective} fur={weight} {engine} {keys}: {ms:.3f} ms", flush=True)
+        traits = (objective + (" + FUR" if weight else ""), f"{lanes} at once" if lanes > 1 else "", variant)
+        label = ", ".join(trait for trait in traits if trait)
+        print(f"  {label}: {ms:.3f} ms", flush=True)
         return {
+            "label": label,
             "objective": objective,
             "fur": weight > 0,
             "lanes": lanes,
@@ -246,12 +252,8 @@ def table(results: dict[str, Any]) -> str:
     ]
     lines.append(f"{'step, B = 128':34}{'ms':>8}{'samples/s':>12}{'of ceiling':>12}")
     for row in results["steps"]:
-        name = row["objective"] + (" + FUR" if row["fur"] else "")
-        name += f", {row['lanes']} at once" if row["lanes"] > 1 else ""
-        name += f", {row['without']}" if "without" in row else ""
-        if row.get("without") == "bfloat16":
-            name = name.replace("bfloat16", "float32")
-        lines.append(f"{name:34}{row['ms']:8.2f}{row['samples_per_second']:12,.0f}{row['tflops'] / ceiling:12.0%}")
+        speed = f"{row['ms']:8.2f}{row['samples_per_second']:12,.0f}{row['tflops'] / ceiling:12.0%}"
+        lines.append(f"{row['label']:34}{speed}")
     lines += ["", f"{'round of FedU²-BYOL, E = 5':34}{'s':>8}{'samples/s':>12}{'plain loop':>12}{'ratio':>8}"]
     plain = {row["clients"]: row for row in results["plain"]}
     for row in results["rounds"]:
@@ -279,25 +281,10 @@ def machine(device: torch.device) -> dict[str, str]:
         "torch": torch.__version__,
         "cuda": str(torch.version.cuda),
         "cudnn": str(torch.backends.cudnn.version()),
-        "triton": _version("triton"),
+        "triton": version_of("triton") or "–",
         "python": platform.python_version(),
-        "cpu_cores": str(len(_cores())),
+        "cpu_cores": f"{usable_cores():g}",
     }
-
-
-def _cores() -> Sequence[int]:
-    import os
-
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-
-
-def _version(package: str) -> str:
-    from importlib import metadata
-
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "–"
 
 
 def _commit() -> str:

@@ -1,6 +1,6 @@
 """The min-norm solver beside general ones: time, objective and KKT residual on the same Gram matrices, in one run.
 
-    python benchmarks/min_norm.py
+    python -m benchmarks.min_norm
 
 Instances are EUA's vectors g_k = 2Δ_k/‖Δ_k‖² of K updates that differ in length by up to a factor of 30:
 *orthogonal* ones, where nearly every client is active; *correlated* ones (cosines about 0.3) and ones of *low rank* (40

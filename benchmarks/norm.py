@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
 import torch
 import torch.nn.functional as F
+from benchmarks.timing import graph_seconds
 from torch import Tensor, nn
 
 from fedu2.models.norm import Norm, second
 
 POOL = 256 * 2**20  # bytes of input that take turns: five times an H200's cache
-REPLAYS = 20
 
 
 @dataclass(frozen=True)
@@ -106,26 +105,6 @@ def measure(case: Case, norm: nn.Module, layer: Layer) -> Times:
 def noise(shape: Sequence[int]) -> Tensor:
     x = torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
     return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
-
-
-def graph_seconds(work: Callable[[], object]) -> float:
-    """Median time of a replay."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        work()  # compiles
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    graph.replay()
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(REPLAYS + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
-        graph.replay()
-        mark.record()
-    torch.cuda.synchronize()
-    return statistics.median(a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks))
 
 
 def step_seconds(times: Sequence[Times]) -> float:

@@ -16,7 +16,8 @@ from types import ModuleType
 
 import torch
 import torch.nn.functional as F
-from benchmarks.norm import graph_seconds, noise
+from benchmarks.norm import noise
+from benchmarks.timing import graph_seconds
 from torch import Tensor
 
 IMAGES, SIZE, OUTPUTS = 256, 32, 64

@@ -1,6 +1,6 @@
 """Transport solvers at the size of FUR: time, relative gap and the gradient on Z, beside POT and cvxpy.
 
-Run `python benchmarks/transport.py`. Times are ratios to the default solver, all from one run on one thread.
+Run `python -m benchmarks.transport`. Times are ratios to the default solver, all from one run on one thread.
 """
 
 from __future__ import annotations

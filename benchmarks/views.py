@@ -1,6 +1,6 @@
 """How fast are two random views of a batch? fedu2 beside kornia and a per-image Pillow loop, on one thread.
 
-    python benchmarks/views.py [--batch 128] [--size 32] [--repeats 15] [--recipe simclr]
+    python -m benchmarks.views [--batch 128] [--size 32] [--repeats 15] [--recipe simclr]
 
 The three take turns in one process, so that a busy machine slows all of them alike: compare the ratios.
 """

@@ -1,6 +1,6 @@
 """How long do two random views of a batch take on a GPU? The fused kernel beside the portable operations.
 
-    python benchmarks/views_kernel.py [--batch 128] [--size 32] [--recipe simclr]
+    python -m benchmarks.views_kernel [--batch 128] [--size 32] [--recipe simclr]
 
 Calls are captured in a CUDA graph, as in a training step, with the random numbers that they draw; the time is that of
 one call, the median over replays.
@@ -9,36 +9,17 @@ one call, the median over replays.
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Callable
 from functools import partial
 
 import torch
+from benchmarks.timing import graph_seconds
 from torch import Tensor
 
 from fedu2.views import RECIPES, training_views, uniforms
 
-CALLS, REPLAYS = 20, 51
+CALLS = 20  # in a graph
 Views = tuple[Tensor, Tensor]
-
-
-def microseconds(make: Callable[[], Views], generator: torch.Generator) -> float:
-    """Median time of one of CALLS calls in a graph, after three replays that are not counted."""
-    make()  # compiles
-    graph = torch.cuda.CUDAGraph()
-    graph.register_generator_state(generator)
-    with torch.cuda.graph(graph):
-        for _ in range(CALLS):
-            make()
-    times = []
-    for _ in range(REPLAYS + 3):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(1e3 * start.elapsed_time(end) / CALLS)
-    return statistics.median(times[3:])
 
 
 def draw_numbers(batch: int, generator: torch.Generator) -> Views:
@@ -74,7 +55,7 @@ def main() -> None:
         calls[f"kernel alone, {warps} warps"] = kernel
     print(f"two {arguments.recipe} views of {arguments.batch} images of {arguments.size} pixels")
     for name, call in calls.items():
-        print(f"{name:24s} {microseconds(call, generator):8.2f} µs")
+        print(f"{name:24s} {1e6 * graph_seconds(call, CALLS, generator):8.2f} µs")
 
     generator.manual_seed(0)
     fused = views(fused=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run in parallel; before torch is imported
@@ -10,8 +11,34 @@ import pytest
 import torch
 
 from fedu2.experiment import Experiment
+from fedu2.kernels import INTERPRETED
 
 torch.set_num_threads(1)
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
+
+
+@pytest.fixture
+def needs_gpu() -> None:
+    if DEVICE.type != "cuda":
+        pytest.skip("needs a GPU")
+
+
+@pytest.fixture
+def needs_kernels() -> None:
+    """Triton and a GPU, or Triton and its interpreter; a Triton that is there and broken is an error."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("needs Triton")
+    if DEVICE.type != "cuda" and not INTERPRETED:
+        pytest.skip("needs a GPU or TRITON_INTERPRET=1")
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`make test-gpu` takes all that most machines skip."""
+    for item in items:
+        if {"needs_gpu", "needs_kernels"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker("gpu")
 
 
 @pytest.fixture

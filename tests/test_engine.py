@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import fedu2
 from fedu2 import engine as engines
 from fedu2.data import load_dataset
 from fedu2.doctor import findings, try_out, versions
-from fedu2.engine import Engine, choose, choose_threads
+from fedu2.engine import Engine, choose, choose_threads, without_graph
 from fedu2.errors import TrainingError, UsageError
 from fedu2.experiment import Experiment
-from fedu2.federation import capture
+from fedu2.federation import capture, step
 from fedu2.federation.callbacks import Callback
-from fedu2.federation.capture import WORTH_CAPTURING, CapturedSteps, Verdict
-from fedu2.federation.lane import Lane
+from fedu2.federation.capture import WORTH_CAPTURING, CapturedSteps
 from fedu2.federation.local import LocalBackend
 from fedu2.federation.rounds import initial_state
-from fedu2.methods import Reply, Task, build, resolve
+from fedu2.federation.step import HalfWeights
+from fedu2.methods import Batch, Reply, Task, build, resolve
+from fedu2.models.base import encoders
+from fedu2.models.flat import FlatModel
+from fedu2.views import training_views
 
 CPU = torch.device("cpu")
 
@@ -104,30 +108,33 @@ def test_several_lanes_begin_with_the_longest_client(micro: Experiment) -> None:
     assert [reply.samples for reply in replies] == [2 * 32, 32, 6 * 32]
 
 
+def _break_fused_views(monkeypatch: pytest.MonkeyPatch, *, plain_too: bool) -> None:
+    def broken(*arguments: Any, fused: bool, **options: Any) -> tuple[Tensor, Tensor]:
+        if fused or plain_too:
+            raise RuntimeError("no compiler was found\nand much more")
+        return training_views(*arguments, fused=fused, **options)
+
+    monkeypatch.setattr(step, "training_views", broken)
+
+
 def test_what_does_not_work_is_left_out_with_one_line(
     micro: Experiment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(lane: Lane) -> None:
-        if lane.step.engine.fused:
-            raise RuntimeError("no compiler was found\nand much more")
-
-    monkeypatch.setattr(Lane, "try_out", broken)
+    _break_fused_views(monkeypatch, plain_too=False)
     with caplog.at_level(logging.WARNING, "fedu2"):
         backend = _backend(micro, Engine(CPU, fused=True))
     assert not backend.engine.fused
+    assert not backend.lanes[0].step.engine.fused
     assert [record.getMessage() for record in caplog.records] == [
         "fused and compiled kernels do not work here (no compiler was found): going on with PyTorch's own"
     ]
 
 
-def test_an_error_of_the_method_itself_is_not_blamed_on_the_engine(
+def test_an_error_that_remains_is_not_blamed_on_the_engine(
     micro: Experiment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(lane: Lane) -> None:
-        raise ZeroDivisionError("in the method")
-
-    monkeypatch.setattr(Lane, "try_out", broken)
-    with caplog.at_level(logging.WARNING, "fedu2"), pytest.raises(ZeroDivisionError):
+    _break_fused_views(monkeypatch, plain_too=True)
+    with caplog.at_level(logging.WARNING, "fedu2"), pytest.raises(RuntimeError, match="no compiler"):
         _backend(micro, Engine(CPU, fused=True))
     assert not caplog.records
 
@@ -151,23 +158,114 @@ def test_a_step_that_cannot_be_captured_is_launched(
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Refusing)
     sizes: list[int] = []
-    verdict = Verdict()
-    steps = CapturedSteps(sizes.append, None, torch.Generator(), verdict)  # type: ignore[arg-type]
+    steps = CapturedSteps(sizes.append, None, torch.Generator())  # type: ignore[arg-type]
     assert steps.wants(8, 0.0, usual=True)
     with caplog.at_level(logging.WARNING, "fedu2"):
         steps.capture(8, 0.0)
     assert sizes == [8] * capture.WARM_UP
     assert "operation not permitted when stream is capturing)" in caplog.records[0].getMessage()
     assert not steps.wants(8, 0.0, usual=True)
-    another = CapturedSteps(sizes.append, None, torch.Generator(), verdict)  # type: ignore[arg-type]
-    assert not another.wants(8, 0.0, usual=True)  # and no other lane tries
     steps(8, 0.0)
     assert len(sizes) == capture.WARM_UP + 1
 
 
+def test_without_captured_steps_one_lane_remains() -> None:
+    chosen = Engine(torch.device("cpu"), graph=True, lanes=3, reasons={"graph": "", "lanes": ""})
+    left = without_graph(chosen, Experiment())
+    assert (left.graph, left.lanes, left.reasons["graph"]) == (False, 1, "this step cannot be captured")
+    assert without_graph(chosen, Experiment.parse({"engine": {"lanes": 2}})).lanes == 2
+
+
+def test_half_precision_copies_stand_in_for_the_weights(micro: Experiment) -> None:
+    method = build(_with(micro, "objective=byol"))
+    views = torch.randn(2, 8, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+    def gradients(use_copies: bool) -> list[Tensor]:
+        model = FlatModel(method.learner())
+        half = HalfWeights(model)
+        holders = half.holders(model.gradients()) if use_copies else model.gradients()
+        with half.in_use() if use_copies else contextlib.nullcontext():
+            with torch.autocast("cpu", torch.bfloat16):
+                loss, _ = method.loss(model.module, Batch(views[0], views[1]), torch.Generator().manual_seed(1))
+            loss.backward()
+        assert all(parameter.dtype == torch.float32 for parameter in model.module.parameters())
+        return [holder.grad.float() for holder, _ in holders if holder.grad is not None]
+
+    ours, autocast = gradients(True), gradients(False)
+    assert len(ours) == len(autocast) > 10
+    for mine, theirs in zip(ours, autocast, strict=True):
+        assert torch.allclose(mine, theirs, rtol=0.05, atol=0.02 * float(theirs.abs().max()))
+
+
+def test_weights_are_put_back_after_an_error(micro: Experiment) -> None:
+    model = FlatModel(build(resolve(micro)).learner())
+    masters = [id(parameter) for parameter in model.module.parameters()]
+    half = HalfWeights(model)
+
+    def failing() -> None:
+        assert any(parameter.dtype == torch.bfloat16 for parameter in model.module.parameters())
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), half.in_use():
+        failing()
+    assert [id(parameter) for parameter in model.module.parameters()] == masters
+
+
+class Tied(nn.Module):
+    """One weight with two readers, a table of integers, and a counter."""
+
+    features = 8
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reduce = nn.Linear(3, 8)
+        self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.two.weight = self.one.weight
+        self.register_buffer("table", torch.arange(8))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        x = self.reduce(x.mean((2, 3)))[:, self.table]
+        return self.two(self.one(x).relu()) + self.calls / 100
+
+
+def test_tied_weights_have_one_copy_and_integers_start_afresh(micro: Experiment) -> None:
+    if "tied" not in encoders:
+        encoders.register("tied")(lambda width: Tied())
+    experiment = _with(micro, "encoder=tied", "width=null")
+    method = build(experiment)
+    model = FlatModel(method.learner())
+    half = HalfWeights(model)
+    with half.in_use():
+        assert model.module.encoder.one.weight is model.module.encoder.two.weight
+        assert model.module.encoder.one.weight.dtype == torch.bfloat16
+    both, alone = (
+        {reply.client: reply for reply in _replies(_with(experiment, f"engine.lanes={lanes}"))} for lanes in (1, 2)
+    )
+    assert both[1].metrics == alone[1].metrics  # whoever trained before in the same lane
+
+
+def test_only_encoders_that_keep_views_apart_see_them_stacked(micro: Experiment) -> None:
+    ours = _backend(micro, Engine(CPU, fused=True)).lanes[0].step.learner
+    assert ours.paired
+    if "tied" not in encoders:
+        encoders.register("tied")(lambda width: Tied())
+    foreign = _backend(_with(micro, "encoder=tied", "width=null"), Engine(CPU, fused=True)).lanes[0].step.learner
+    assert not foreign.paired
+
+
+def test_a_run_keeps_its_precision(micro: Experiment, tmp_path: Path) -> None:
+    run = fedu2.train(_with(micro, "precision=bfloat16", "rounds=1"), tmp_path / "run")
+    longer = fedu2.train(_with(micro, "precision=auto", "rounds=2"), run.path, resume=True)
+    assert longer.experiment.precision == "bfloat16"
+    assert fedu2.train(_with(micro, "rounds=1"), tmp_path / "auto").experiment.precision == "float32"
+    assert run.summary["environment"]["engine"] == "the CPU, bfloat16"
+
+
 def test_odd_sizes_are_captured_once_they_are_frequent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    steps = CapturedSteps(lambda size: None, None, torch.Generator(), Verdict())  # type: ignore[arg-type]
+    steps = CapturedSteps(lambda size: None, None, torch.Generator())  # type: ignore[arg-type]
     for _ in range(WORTH_CAPTURING - 1):
         steps(5, 0.0)
     assert not steps.wants(5, 0.0, usual=False)
@@ -192,7 +290,7 @@ def _backend(experiment: Experiment, engine: Engine) -> LocalBackend:
     return LocalBackend(build(resolve(experiment)), data.train, [torch.arange(40)] * 2, engine)
 
 
-def test_a_failing_lane_stops_the_round(micro: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_lane_stops_the_round(micro: Experiment) -> None:
     experiment = _with(micro, "engine.lanes=2", "optimizer.lr=1e30", "local_steps=4", "precision=float32")
     with pytest.raises(TrainingError, match="round 1, client"):
         _replies(experiment)
@@ -200,6 +298,6 @@ def test_a_failing_lane_stops_the_round(micro: Experiment, monkeypatch: pytest.M
 
 def _replies(experiment: Experiment) -> list[Reply]:
     method = build(experiment)
-    backend = _backend(experiment, replace(choose(experiment, CPU)))
+    backend = _backend(experiment, choose(experiment, CPU))
     tasks = [Task(1, client, 4, experiment.optimizer.lr, 0.0) for client in range(2)]
     return list(backend.run(tasks, initial_state(method, "cpu").server, {}, Callback()))

@@ -55,7 +55,7 @@ def test_sums_over_blocks_of_columns_are_those_of_the_whole(columns: int) -> Non
     assert torch.equal(weighted_sum(weights, rows, rows[0]), (weights @ exact + exact[0]).float())
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.usefixtures("needs_gpu")
 def test_sums_keep_double_precision_on_cuda() -> None:
     rows = torch.randn(5, 500_000, generator=torch.Generator().manual_seed(0)) + 10
     torch.testing.assert_close(gram(rows.cuda()), rows.double() @ rows.double().T, rtol=1e-12, atol=0)

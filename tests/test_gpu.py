@@ -18,6 +18,7 @@ from fedu2.experiment import Experiment
 from fedu2.federation import capture, lane
 from fedu2.federation.callbacks import Callback
 from fedu2.federation.local import LocalBackend
+from fedu2.federation.optimizers import learning_rate
 from fedu2.federation.rounds import initial_state
 from fedu2.methods import Reply, Task, build, resolve
 from fedu2.models.base import encoders
@@ -55,7 +56,8 @@ def _replies(experiment: Experiment, shares: list[Tensor] | None = None, rounds:
     replies: list[Reply] = []
     for round_ in range(1, rounds + 1):
         progress = (round_ - 1) / experiment.rounds
-        tasks = [Task(round_, client, STEPS, experiment.optimizer.lr, progress) for client in range(len(shares))]
+        lr = learning_rate(experiment, round_)
+        tasks = [Task(round_, client, STEPS, lr, progress) for client in range(len(shares))]
         replies += sorted(backend.run(tasks, server, {}, Callback()), key=lambda reply: reply.client)
     return replies
 
@@ -110,7 +112,8 @@ def test_clients_smaller_than_a_batch(caplog: pytest.LogCaptureFixture, monkeypa
 
 def test_a_schedule_reaches_the_captured_step() -> None:
     """Learning rate and BYOL's momentum change from round to round; so must what is replayed."""
-    settings = ("precision=float32", "byol.momentum_schedule=cosine", "byol.momentum=0.5", "rounds=3")
+    schedules = ("byol.momentum_schedule=cosine", "optimizer.schedule=cosine")
+    settings = ("precision=float32", "byol.momentum=0.5", "rounds=3", *schedules)
     ours, plain = _replies(_experiment(*settings), rounds=3), _replies(_experiment(*settings, *PLAIN), rounds=3)
     assert _gap(ours, plain) <= 1e-4
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import os
 import weakref
 from types import ModuleType
 
@@ -18,15 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from conftest import DEVICE
 from fedu2.experiment import Experiment
+from fedu2.kernels import INTERPRETED
 from fedu2.models import build_encoder, mlp
 from fedu2.models.norm import Norm, grouped, only_our_norms, second, supported, use_fused
 from fedu2.models.resnet import BasicBlock, Bottleneck, ResNet
 from fedu2.objectives import objectives
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-needs_gpu = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU")
+needs_gpu = pytest.mark.usefixtures("needs_gpu")
 
 
 def filled(module: nn.Module) -> nn.Module:
@@ -195,10 +194,7 @@ def test_without_a_gpu_fused_norms_are_plain() -> None:
 
 
 @pytest.fixture
-def kernels() -> ModuleType:
-    pytest.importorskip("triton")
-    if DEVICE.type != "cuda" and not INTERPRETED:
-        pytest.skip("needs a GPU or TRITON_INTERPRET=1")
+def kernels(needs_kernels: None) -> ModuleType:
     from fedu2.models import norm_kernel
 
     return norm_kernel
@@ -450,7 +446,6 @@ def test_kernels_at_full_size(kernels: ModuleType, shape: tuple[int, ...], dtype
 
 
 @needs_gpu
-@pytest.mark.skipif(INTERPRETED, reason="nothing is compiled")
 def test_batches_of_other_sizes_compile_nothing(kernels: ModuleType) -> None:
     def train(images: int) -> int:
         """Compiled kernels after a pass over norms of long and of short groups, at two places of a model's vector."""

@@ -5,31 +5,26 @@ Tests of the kernel itself need Triton and a GPU, or Triton's interpreter: TRITO
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedu2.regularizers import kernels, transport
-from fedu2.regularizers.kernels import fits, fused, why_not
-from fedu2.regularizers.transport import Plan, Schedule, solve, solvers
+from conftest import DEVICE
+from fedu2 import kernels
+from fedu2.kernels import fused, why_not
+from fedu2.regularizers import transport
+from fedu2.regularizers.transport import Plan, Schedule, fits, solve, solvers
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 Kernel = Callable[..., Plan]
 
 
 @pytest.fixture
-def kernel() -> Kernel:
+def kernel(needs_kernels: None) -> Kernel:
     """The kernel under the signature of `solve`."""
-    pytest.importorskip("triton")
-    if DEVICE.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("needs a GPU or TRITON_INTERPRET=1")
     from fedu2.regularizers.sinkhorn_kernel import launch
 
     def run(cost: Tensor, a: Tensor, b: Tensor, tau_a: float, tau_b: float, solver: str = "sinkhorn") -> Plan:
@@ -152,8 +147,7 @@ def test_costs_above_the_threshold_carry_exactly_nothing(kernel: Kernel) -> None
     assert kernel(1.6 + numbers(12, 12, seed=1), ones, ones, 0.8, 0.8).mass == 0
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU")
+@pytest.mark.usefixtures("needs_gpu")
 def test_solve_takes_the_kernel_and_can_be_captured(kernel: Kernel) -> None:
     cost, ones = batch("spread", 128, 128), torch.ones(128, device=DEVICE)
     expected = solve(cost, ones, ones, 0.8, 0.8)  # compiles before the capture
@@ -187,7 +181,7 @@ def test_solve_takes_the_kernel_where_it_fits(
         calls.append(schedule)
         return Plan(*(cost for _ in range(7)))
 
-    monkeypatch.setattr(transport, "fused", recorded)
+    monkeypatch.setattr(transport, "by_kernel", recorded)
     monkeypatch.setattr(kernels, "why_not", lambda device: None)
     arguments = (torch.rand(shape).to(dtype), torch.ones(shape[-2]), torch.ones(shape[-1]), 0.8, 0.8)
     solve(*arguments, solver=solver)
@@ -201,39 +195,10 @@ def test_solve_takes_the_kernel_where_it_fits(
 
 
 def test_without_a_gpu_the_portable_path_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "fused", None)  # calling it would raise
+    monkeypatch.setattr(transport, "by_kernel", None)  # calling it would raise
     cost = torch.rand(6, 6)
     assert solve(cost, torch.ones(6), torch.ones(6), 0.8, 0.8).plan.shape == (6, 6)
     assert why_not(cost.device) == "no CUDA device"
-
-
-def test_an_error_puts_the_switch_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "why_not", lambda device: None)
-    with pytest.raises(ZeroDivisionError), fused(False):
-        1 // kernels.ready(torch.device("cpu"))
-    assert kernels.ready(torch.device("cpu"))
-
-
-@pytest.mark.parametrize(
-    ("capability", "triton", "compiler", "line"),
-    [
-        ((7, 5), SimpleNamespace(__version__="3.6.0"), "/usr/bin/gcc", "the GPU is older than compute capability 8.0"),
-        ((9, 0), None, "/usr/bin/gcc", "Triton is not installed"),
-        ((9, 0), SimpleNamespace(__version__="3.1.0"), "/usr/bin/gcc", "Triton 3.1.0 is older than 3.2"),
-        ((9, 0), SimpleNamespace(__version__="3.6.0"), None, "Triton finds no C compiler"),
-        ((9, 0), SimpleNamespace(__version__="3.10.0+git1"), "/usr/bin/gcc", None),
-    ],
-)
-def test_why_not_names_what_is_missing(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], triton: object, compiler: str | None, line: str | None
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setitem(sys.modules, "triton", triton)  # None makes the import fail
-    monkeypatch.setattr("shutil.which", lambda name: compiler)
-    monkeypatch.setattr("pathlib.Path.exists", lambda path: True)
-    monkeypatch.delenv("CC", raising=False)
-    assert why_not.__wrapped__(torch.device("cuda", 0)) == line
 
 
 def test_largest_problems() -> None:

@@ -6,7 +6,6 @@ Tests of the kernels need Triton and a GPU, or Triton's interpreter: TRITON_INTE
 from __future__ import annotations
 
 import copy
-import os
 from types import ModuleType
 from typing import Any
 
@@ -15,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from conftest import DEVICE
 from fedu2.models.resnet import BasicBlock, ResNet
 from fedu2.models.stem import Stem
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-needs_gpu = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU")
+needs_gpu = pytest.mark.usefixtures("needs_gpu")
 
 
 def noise(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -62,10 +61,7 @@ def test_a_resnet_begins_with_a_stem_under_the_old_name() -> None:
 
 
 @pytest.fixture
-def kernels() -> ModuleType:
-    pytest.importorskip("triton")
-    if DEVICE.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("needs a GPU or TRITON_INTERPRET=1")
+def kernels(needs_kernels: None) -> ModuleType:
     from fedu2.models import stem_kernel
 
     return stem_kernel
@@ -194,7 +190,6 @@ def test_float32_weights_under_autocast_are_left_to_torch(kernels: ModuleType, c
 # On a GPU.
 
 
-@pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize(("images", "size", "outputs"), [(256, 32, 64), (37, 33, 48), (64, 64, 128), (5, 32, 16)])
 def test_kernels_in_bfloat16(kernels: ModuleType, images: int, size: int, outputs: int) -> None:
@@ -207,7 +202,6 @@ def test_kernels_in_bfloat16(kernels: ModuleType, images: int, size: int, output
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
-@pytest.mark.gpu
 @needs_gpu
 def test_kernels_in_a_graph(kernels: ModuleType) -> None:
     torch.manual_seed(0)

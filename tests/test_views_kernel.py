@@ -1,12 +1,10 @@
 """`training_views`: its portable path against the plain operations, and the fused kernel against the portable path.
 
-The kernel runs on a GPU, or in Triton's interpreter: TRITON_INTERPRET=1 pytest tests/test_views_kernel.py
+Tests of the kernel need Triton and a GPU, or Triton's interpreter: TRITON_INTERPRET=1 in the environment.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import sys
 from dataclasses import replace
 
@@ -14,19 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedu2 import views
+from conftest import DEVICE
+from fedu2 import kernels, views
 from fedu2.errors import DataError
-from fedu2.views import RECIPES, Recipe, draw, stacked, training_views, two_views, uniforms
+from fedu2.kernels import INTERPRETED
+from fedu2.views import RECIPES, Recipe, draw, training_views, two_views, uniforms
 from fedu2.views.operations import apply
 from fedu2.views.parameters import ATTEMPTS, parameters
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-ON_GPU = torch.cuda.is_available() and not INTERPRETED
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-DEVICE = torch.device("cuda" if ON_GPU else "cpu")
-
-needs_kernel = pytest.mark.skipif(not (HAS_TRITON and (INTERPRETED or ON_GPU)), reason="needs Triton, and a GPU")
-needs_gpu = pytest.mark.skipif(not (HAS_TRITON and ON_GPU), reason="needs a GPU with Triton")
+needs_kernel = pytest.mark.usefixtures("needs_kernels")
+needs_gpu = pytest.mark.usefixtures("needs_kernels", "needs_gpu")
 
 STRONG = Recipe((0.02, 1.0), 0.5, 0.9, 1.5, 1.5, 1.5, 0.5, 0.3, solarize=0.5)
 ALMOST_ONE = 1 - 2**-24  # the largest number that torch.rand gives
@@ -108,13 +103,13 @@ def test_without_triton_the_portable_path_is_taken(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "fedu2.views.kernel", raising=False)
     monkeypatch.delattr(views, "kernel", raising=False)
-    views._kernel.cache_clear()
+    kernels.load.cache_clear()
     try:
         images, indices = noise_images(), some_indices(3)
         got = training_views(images, indices, RECIPES["simclr"], seeded(), fused=True)
-        assert views._kernel() is None
+        assert kernels.load("views") is None
     finally:
-        views._kernel.cache_clear()
+        kernels.load.cache_clear()
     for view, expected in zip(got, two_views(images[indices], RECIPES["simclr"], seeded()), strict=True):
         assert torch.equal(view, expected)
 
@@ -123,24 +118,6 @@ def test_without_triton_the_portable_path_is_taken(monkeypatch: pytest.MonkeyPat
 def test_wrong_images_are_refused(fused: bool) -> None:
     with pytest.raises(DataError, match="uint8"):
         training_views(torch.zeros(2, 3, 8, 8), torch.tensor([0]), RECIPES["none"], seeded(), fused=fused)
-
-
-def test_halves_of_one_tensor_are_stacked_without_a_copy() -> None:
-    whole = torch.arange(4.0 * 3 * 2 * 2).view(4, 3, 2, 2).contiguous(memory_format=torch.channels_last)
-    first, second = whole.chunk(2)
-    joined = stacked(first, second)
-    assert torch.equal(joined, whole)
-    assert joined.data_ptr() == whole.data_ptr()
-    assert joined.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_other_tensors_are_stacked_as_torch_does() -> None:
-    whole = torch.arange(24.0).view(6, 4)
-    for first, second in ((whole[2:4], whole[:2]), (whole[:2], whole[3:5]), (whole[:2], whole[2:]), (whole, whole + 1)):
-        assert torch.equal(stacked(first, second), torch.cat([first, second]))
-    leaf = torch.ones(4, 2, requires_grad=True)
-    stacked(*(2 * leaf).chunk(2)).sum().backward()
-    assert torch.equal(leaf.grad, torch.full((4, 2), 2.0))
 
 
 # -------------------------------------------------------------------------------------------- the kernel
@@ -236,10 +213,8 @@ def test_both_paths_draw_the_same_and_leave_the_generator_alike() -> None:
 def test_fused_views_are_halves_with_channels_last(dtype: torch.dtype) -> None:
     images, indices = noise_images(), some_indices(3)
     first, second = training_views(images, indices, RECIPES["simclr"], seeded(), fused=True, dtype=dtype)
-    both = stacked(first, second)
-    assert both.data_ptr() == first.data_ptr()
-    assert torch.equal(both, torch.cat([first, second]))
-    for view in (first, second, both):
+    assert second.data_ptr() == first.data_ptr() + first.nbytes
+    for view in (first, second):
         assert view.dtype == dtype
         assert view.is_contiguous(memory_format=torch.channels_last)
 
@@ -284,7 +259,6 @@ def test_what_the_kernel_cannot_do_is_done_by_the_portable_path() -> None:
 # ----------------------------------------------------------------------------------------- on a GPU only
 
 
-@pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("size", [24, 32, 33, 64])
 def test_thousands_of_views_are_the_portable_ones(size: int) -> None:
@@ -292,7 +266,6 @@ def test_thousands_of_views_are_the_portable_ones(size: int) -> None:
     assert_same_views(noise_images(50, size), (STRONG, RECIPES["byol"][1]), numbers(4096), some_indices(4096, 50))
 
 
-@pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("warps", [1, 2, 4, 8, 16])
 def test_any_number_of_warps_gives_the_same(warps: int) -> None:
@@ -305,7 +278,6 @@ def test_any_number_of_warps_gives_the_same(warps: int) -> None:
         torch.testing.assert_close(view, reference, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.gpu
 @needs_gpu
 def test_a_captured_graph_draws_what_eager_calls_draw() -> None:
     images, indices, generator = noise_images(), some_indices(16), seeded()

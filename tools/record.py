@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import fedu2
-from fedu2.engine import choose_device
+from fedu2.engine import choose, choose_device
 from fedu2.run import environment, summarise
 
 
@@ -16,7 +16,7 @@ def main(run_path: str, out: str, commit: str = "") -> None:
     run = fedu2.Run(Path(run_path))
     record = {
         "experiment": {key: value for key, value in run.experiment.flat().items() if key != "data.root"},
-        "environment": environment(run.experiment, choose_device(run.experiment.device)),
+        "environment": environment(choose(run.experiment, choose_device(run.experiment.device))),
         "commit": commit,
         "summary": summarise(run.history),
         "history": run.history,

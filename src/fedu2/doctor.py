@@ -19,7 +19,7 @@ from fedu2.federation.local import LocalBackend
 from fedu2.federation.rounds import initial_state
 from fedu2.methods import Task, build
 
-__all__ = ["Finding", "findings", "try_out", "versions"]
+__all__ = ["Finding", "findings", "try_out", "version_of", "versions"]
 
 STEPS = 10  # of the trial, after as many that do not count
 
@@ -54,12 +54,13 @@ def _explained(experiment: Experiment, engine: Engine) -> Iterator[Finding]:
 
 def versions() -> str:
     """One line."""
-    names = {"torch": torch.__version__, "CUDA": torch.version.cuda, "Triton": _version("triton")}
+    names = {"torch": torch.__version__, "CUDA": torch.version.cuda, "Triton": version_of("triton")}
     found = [f"{name} {version}" for name, version in names.items() if version]
     return f"fedu2 {__version__}, Python {platform.python_version()}, " + ", ".join(found)
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """The installed version, None if there is none."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

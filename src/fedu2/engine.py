@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from fedu2.errors import UsageError
 from fedu2.experiment import Experiment
-from fedu2.regularizers.kernels import why_not
+from fedu2.kernels import why_not
 
-__all__ = ["Engine", "choose", "choose_device", "choose_threads"]
+__all__ = ["Engine", "choose", "choose_device", "choose_threads", "usable_cores", "without_graph"]
 
 LANES = 3  # clients at once on one GPU; docs/performance.md has the measurements
 
@@ -98,10 +98,17 @@ def choose(experiment: Experiment, device: torch.device) -> Engine:
     cuda = None if device.type == "cuda" else "no CUDA device"
     graph, reasons["graph"] = _switch(keys.graph, cuda, "the whole training step is captured and replayed")
     compile_, reasons["compile"] = _switch(
-        keys.compile, cuda, "for encoders without hand-written kernels; the built-in ones do not need it"
+        keys.compile, cuda, "for encoders without hand-written kernels; all of them if engine.fused is off"
     )
     lanes, reasons["lanes"] = _lanes(experiment, graph)
     return Engine(device, precision, fused, graph, compile_, lanes, reasons)
+
+
+def without_graph(engine: Engine, experiment: Experiment) -> Engine:
+    """The same where the step turned out not to be capturable."""
+    lanes, reason = _lanes(experiment, graph=False)
+    reasons = {**engine.reasons, "graph": "this step cannot be captured", "lanes": reason}
+    return replace(engine, graph=False, lanes=lanes, reasons=reasons)
 
 
 def _why_device(experiment: Experiment, device: torch.device) -> str:
@@ -132,6 +139,6 @@ def _lanes(experiment: Experiment, graph: bool) -> tuple[int, str]:
         return asked, f"asked for by engine.lanes={asked}"
     if not graph:
         return 1, "without captured steps the host is the bottleneck"
-    if experiment.clients < LANES or experiment.participation * experiment.clients < LANES:
+    if experiment.participation * experiment.clients < LANES:
         return 1, "a round has too few clients"
     return LANES, "their kernels fill each other's gaps"

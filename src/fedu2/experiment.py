@@ -159,7 +159,7 @@ class EvaluationOptions(Options):
 
 
 class EngineOptions(Options):
-    """Which fast paths may be used where they work; none changes what is computed. `fedu2 doctor` shows them."""
+    """Fast paths, used where they work: the same results up to rounding. `fedu2 doctor` shows what is used."""
 
     graph: bool = Field(True, description="capture the training step in a CUDA graph and replay it")
     fused: bool = Field(True, description="hand-written GPU kernels for batch norm, views and transport")

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from fedu2._version import __version__
 from fedu2.data import Dataset, ImageSet, load_dataset, make_partition
-from fedu2.engine import choose, choose_device, choose_threads
+from fedu2.engine import Engine, choose, choose_device, choose_threads
 from fedu2.errors import DataError, TrainingError, UsageError
 from fedu2.evaluation.monitor import evaluate
 from fedu2.experiment import Experiment
@@ -69,25 +69,23 @@ def train(
     shares = make_partition(dataset, experiment)
     _check_shares(shares, dataset)
     experiment = experiment.with_(clients=len(shares))  # folders and files bring their own number
-    method = build(experiment)
-    if device.type == "cpu" and experiment.precision == "bfloat16":
-        log.warning("precision=bfloat16 is slow on most CPUs")
     fingerprint = dataset.train.digest()
     dataset = dataset.to(device)
 
     directory = RunDirectory(Path(out) if out else RunDirectory.new_name(experiment))
+    experiment = _settled(experiment, device, directory if resume else None)
     if resume:
         directory.check_same(experiment, fingerprint)
-    if device.type == "cpu":
-        experiment = _with_threads(experiment, directory if resume else None)
-        method = build(experiment)
+    method = build(experiment)
     with directory.locked():
         if resume:
             shares = directory.partition(len(dataset.train)) or shares
         clients = backend(method, dataset.train, shares)
+        engine = clients.engine if isinstance(clients, LocalBackend) else choose(experiment, device)
         if group := processes.join():
             clients = group.lead(clients, experiment, shares)
-        federation = _Federation(method, clients, dataset, shares, directory, Callbacks([*callbacks, TensorBoard()]))
+        watch = Callbacks([*callbacks, TensorBoard()])
+        federation = _Federation(method, clients, dataset, shares, directory, watch, environment(engine))
         federation.play(resume, fingerprint)
     return Run(directory.path)
 
@@ -100,8 +98,7 @@ def follow(backend: MakeBackend = LocalBackend) -> bool:
 
     def prepare(experiment: Experiment, shares: Sequence[Tensor]) -> tuple[Backend, torch.device]:
         device = processes.own_device(choose_device(experiment.device))
-        if device.type == "cpu":
-            _with_threads(experiment, None)
+        _settled(experiment, device, None)
         images = load_dataset(experiment.dataset, experiment.data).train.to(device)
         return backend(build(experiment), images, shares), device
 
@@ -109,12 +106,20 @@ def follow(backend: MakeBackend = LocalBackend) -> bool:
     return True
 
 
-def _with_threads(experiment: Experiment, resumed: RunDirectory | None) -> Experiment:
-    """Settle on a number of CPU threads, for sums are rounded differently by another: a run keeps its own."""
-    asked = experiment.engine.threads
-    if asked == "auto" and resumed is not None:
-        asked = resumed.config().engine.threads
-    threads, _ = choose_threads(asked)
+def _settled(experiment: Experiment, device: torch.device, resumed: RunDirectory | None) -> Experiment:
+    """Decide what is left to the machine but influences rounding: a run keeps its precision and its CPU threads."""
+    if resumed is not None and resumed.begun():
+        kept = resumed.config()
+        chosen = {"precision": kept.precision, "engine__threads": kept.engine.threads}
+        asked = {"precision": experiment.precision, "engine__threads": experiment.engine.threads}
+        experiment = experiment.with_(**{key: chosen[key] for key in chosen if asked[key] == "auto"})
+    precision = str(choose(experiment, device).precision).removeprefix("torch.")
+    experiment = experiment.with_(precision=precision)
+    if device.type != "cpu":
+        return experiment
+    if precision == "bfloat16":
+        log.warning("precision=bfloat16 is slow on most CPUs")
+    threads, _ = choose_threads(experiment.engine.threads)
     torch.set_num_threads(threads)
     return experiment.with_(engine__threads=threads)
 
@@ -138,6 +143,7 @@ class _Federation:
         shares: Sequence[Tensor],
         directory: RunDirectory,
         watch: Callback,
+        surroundings: Mapping[str, str],
     ) -> None:
         self.method = method
         self.backend = backend
@@ -147,6 +153,7 @@ class _Federation:
         self.shares = shares
         self.directory = directory
         self.watch = watch
+        self.surroundings = surroundings
         self.global_model = FlatModel(method.learner(), dataset.train.images.device)
         self.checkpoints = Checkpoints(
             directory.path / "checkpoint",
@@ -214,7 +221,7 @@ class _Federation:
         history = self.directory.history()
         summary = summarise(history)
         summary["experiment"] = self.experiment.flat()
-        summary["environment"] = environment(self.experiment, self.dataset.train.images.device)
+        summary["environment"] = dict(self.surroundings)
         summary["skipped_images"] = list(self.dataset.skipped)
         self.directory.write_summary(summary)
         return summary
@@ -249,8 +256,9 @@ def summarise(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return summary
 
 
-def environment(experiment: Experiment, device: torch.device) -> dict[str, str]:
+def environment(engine: Engine) -> dict[str, str]:
     """What a result may depend on beside its experiment."""
+    device = engine.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
         "fedu2": __version__,
@@ -258,7 +266,7 @@ def environment(experiment: Experiment, device: torch.device) -> dict[str, str]:
         "torch": torch.__version__,
         "device": f"{device.type}: {name}",
         "threads": str(torch.get_num_threads()),
-        "engine": choose(experiment, device).summary(),
+        "engine": engine.summary(),
     }
 
 

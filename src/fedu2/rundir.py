@@ -80,9 +80,13 @@ class RunDirectory:
         write_atomically(self.path / "images.blake2b", images + "\n")
         self.write_config(experiment)  # last: a directory with a configuration holds a run
 
+    def begun(self) -> bool:
+        """Whether there is a run here."""
+        return (self.path / "config.yaml").exists()
+
     def check_same(self, experiment: Experiment, images: str) -> None:
         """Refuse to go on with an experiment, or with images, other than those that the run began with."""
-        if not (self.path / "config.yaml").exists():
+        if not self.begun():
             raise UsageError(f"{self.path} holds no run to resume")
         self.compare(experiment, self.config().flat())
         begun_with = self.path / "images.blake2b"

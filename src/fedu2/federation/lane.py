@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 import torch
 from torch import Tensor
 
 from fedu2.engine import Engine
-from fedu2.errors import TrainingError
-from fedu2.federation.backend import EpochReport, Observer
+from fedu2.federation.backend import Observer
 from fedu2.federation.batches import batches_in_epoch, local_batches
-from fedu2.federation.capture import WARM_UP, CapturedSteps, Verdict
+from fedu2.federation.capture import WARM_UP, CapturedSteps
+from fedu2.federation.report import Reading, Report
 from fedu2.federation.step import Step
 from fedu2.methods import Memory, Method, Reply, ServerState, Task
 from fedu2.models.flat import FlatModel
@@ -32,9 +31,7 @@ class Lane:
     order: (batches, B) an epoch's batches, `position` the next one.  history: (batches, terms) the loss of each step.
     """
 
-    def __init__(
-        self, method: Method, images: Tensor, shares: Sequence[Tensor], engine: Engine, capturable: Verdict
-    ) -> None:
+    def __init__(self, method: Method, images: Tensor, shares: Sequence[Tensor], engine: Engine) -> None:
         self.method, self.shares, self.experiment = method, shares, method.experiment
         self.model = FlatModel(method.learner(), images.device)
         self.step = Step(method, self.model, images, engine)
@@ -47,7 +44,7 @@ class Lane:
         self.marks: deque[torch.cuda.Event] = deque()  # ends of the stretches of steps that are on the stream
         self.captured: CapturedSteps | None = None
         if self.stream and engine.graph:
-            self.captured = CapturedSteps(self._step, self.stream, self.step.noise, capturable)
+            self.captured = CapturedSteps(self._train_on_next, self.stream, self.step.noise)
 
     def train(
         self, task: Task, server: ServerState, memory: Memory | None, observer: Observer
@@ -86,13 +83,18 @@ class Lane:
 
     def try_out(self) -> None:
         """One step on some client's images, to see whether it works here at all; the model stays as it is."""
-        share = max(self.shares, key=len)
-        size = min(len(share), self.order.shape[1])
+        size = self.order.shape[1]
         with self._rehearsal():
-            self._load([share[:size]])
+            self._load([max(self.shares, key=len)[:size]])
             with torch.cuda.stream(self.stream):
-                self._step(size)
+                self._train_on_next(size)
             self.wait()
+
+    def can_capture(self) -> bool:
+        """Whether the usual step is captured now, or need not be."""
+        largest = max(range(len(self.shares)), key=lambda client: len(self.shares[client]))
+        self._capture(self.shares[largest], Task(1, largest, 1, self.experiment.optimizer.lr, 0.0))
+        return self.captured is None or self.captured.refusal is None
 
     def has_room(self, ahead: int) -> bool:
         """Whether fewer than `ahead` stretches are on the stream."""
@@ -113,7 +115,7 @@ class Lane:
     def _capture(self, share: Tensor, task: Task) -> None:
         """Capture the step for this client's batches if that is due; before its model arrives, for it trains."""
         size, tempo = min(len(share), self.order.shape[1]), self.step.learner.tempo(task.progress)
-        if self.captured and self.captured.wants(size, tempo, usual=size == self.experiment.batch_size):
+        if self.captured and self.captured.wants(size, tempo, usual=size == self.order.shape[1]):
             with self._rehearsal():
                 self.step.begin(task)
                 self._load([share[:size]] * (WARM_UP + 1))
@@ -149,13 +151,16 @@ class Lane:
         tempo = self.step.learner.tempo(task.progress)
         with torch.cuda.stream(self.stream):
             for size in sizes:
-                self.captured(size, tempo) if self.captured else self._step(size)
+                if self.captured:
+                    self.captured(size, tempo)
+                else:
+                    self._train_on_next(size)
             if self.stream:
                 self.marks.append(self.stream.record_event())
 
-    def _step(self, size: int) -> None:
+    def _train_on_next(self, size: int) -> None:
         """One step on the next batch; this is what a graph captures."""
-        with _convolutions(searched=size == self.experiment.batch_size):
+        with _convolutions(searched=size == self.order.shape[1]):
             row = self.step(self.order.index_select(0, self.position)[0, :size])
         if self.history is None:
             self.history = row.new_zeros(len(self.order), len(row))
@@ -180,46 +185,3 @@ def _convolutions(searched: bool) -> contextlib.AbstractContextManager[None]:
     """
     cudnn = torch.backends.cudnn
     return cudnn.flags(cudnn.enabled, searched, cudnn.benchmark_limit, cudnn.deterministic, cudnn.allow_tf32)
-
-
-@dataclass(frozen=True)
-class Reading:
-    """The terms of an epoch's steps, (steps, terms), on their way to the host."""
-
-    names: Sequence[str]
-    table: Tensor
-    samples: int
-    arrived: torch.cuda.Event | None = None
-
-
-class Report:
-    """What a client tells of its training, epoch by epoch."""
-
-    def __init__(self, task: Task, observer: Observer) -> None:
-        self.task, self.observer = task, observer
-        self.steps = self.samples = 0
-        self.sums: dict[str, float] = {}
-
-    def add(self, reading: Reading) -> None:
-        """An epoch is over."""
-        if reading.arrived:
-            reading.arrived.synchronize()
-        self._check_finite(reading)
-        count = len(reading.table)
-        means = dict(zip(reading.names, reading.table.mean(0).tolist(), strict=True))
-        for name, mean in means.items():
-            self.sums[name] = self.sums.get(name, 0.0) + mean * count
-        self.steps += count
-        self.samples += reading.samples
-        self.observer.on_epoch(EpochReport(self.task, self.steps, reading.samples, means))
-
-    def means(self) -> dict[str, float]:
-        """The mean of each term over all steps."""
-        return {name: value / self.steps for name, value in self.sums.items()}
-
-    def _check_finite(self, reading: Reading) -> None:
-        broken = (~reading.table.isfinite()).nonzero()
-        if len(broken):
-            row, column = broken[0].tolist()
-            where = f"round {self.task.round}, client {self.task.client}, step {self.steps + row + 1}"
-            raise TrainingError(f"{reading.names[column]} became {reading.table[row, column].item()} in {where}")

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from fedu2.data import ImageSet
-from fedu2.engine import Engine, choose
+from fedu2.engine import Engine, choose, without_graph
 from fedu2.errors import FedU2Error
 from fedu2.federation.backend import Observer
-from fedu2.federation.capture import Verdict
 from fedu2.federation.lane import Lane
 from fedu2.methods import Memory, Method, Reply, ServerState, Task
 
@@ -37,10 +36,9 @@ class LocalBackend:
         self, method: Method, images: ImageSet, shares: Sequence[Tensor], engine: Engine | None = None
     ) -> None:
         engine = engine or choose(method.experiment, images.images.device)
-        capturable = Verdict()
-        first, self.engine = _first_lane(method, images.images, shares, engine, capturable)
-        others = range(1, engine.lanes)
-        self.lanes = [first, *(Lane(method, images.images, shares, self.engine, capturable) for _ in others)]
+        first, self.engine = _first_lane(method, images.images, shares, engine)
+        others = range(1, self.engine.lanes)
+        self.lanes = [first, *(Lane(method, images.images, shares, self.engine) for _ in others)]
 
     def run(
         self, tasks: Sequence[Task], server: ServerState, memories: Mapping[int, Memory], observer: Observer
@@ -74,22 +72,20 @@ class LocalBackend:
         return ready
 
 
-def _first_lane(
-    method: Method, images: Tensor, shares: Sequence[Tensor], engine: Engine, capturable: Verdict
-) -> tuple[Lane, Engine]:
-    """A lane that has been tried out, if need be without what does not work here."""
-    lane = Lane(method, images, shares, engine, capturable)
-    if not (engine.fused or engine.compile):
-        return lane, engine
-    try:
-        lane.try_out()
-    except (FedU2Error, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        plain = replace(engine, fused=False, compile=False)
-        lane = Lane(method, images, shares, plain, capturable)
-        lane.try_out()  # an error that has nothing to do with the engine comes out here
-        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-        log.warning("fused and compiled kernels do not work here (%s): going on with PyTorch's own", reason)
-        return lane, plain
+def _first_lane(method: Method, images: Tensor, shares: Sequence[Tensor], engine: Engine) -> tuple[Lane, Engine]:
+    """A lane that has been tried out, and the engine that is left without what does not work here."""
+    lane = Lane(method, images, shares, engine)
+    if engine.fused or engine.compile:
+        try:
+            lane.try_out()
+        except (FedU2Error, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            engine = replace(engine, fused=False, compile=False)
+            lane = Lane(method, images, shares, engine)
+            lane.try_out()  # an error that has nothing to do with the engine comes out here
+            reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+            log.warning("fused and compiled kernels do not work here (%s): going on with PyTorch's own", reason)
+    if not lane.can_capture():
+        engine = without_graph(engine, method.experiment)
     return lane, engine

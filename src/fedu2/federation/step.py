@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from fedu2.engine import Engine
 from fedu2.federation.optimizers import make_optimizer, restart
+from fedu2.kernels import fused
 from fedu2.methods import Batch, Learner, Method, Task
-from fedu2.models.norm import only_our_norms, use_fused
-from fedu2.regularizers.kernels import fused
+from fedu2.models.norm import Norm, only_our_norms, use_fused
+from fedu2.objectives import Objective
 from fedu2.seeds import derive
 from fedu2.views import training_views, views_for
 
@@ -33,12 +34,14 @@ class Step:
         self.recipes = views_for(experiment.views, str(experiment.objective))
         self.noise = torch.Generator(images.device)
         self.gradients = model.gradients()
+        for parameter, gradient in self.gradients:
+            parameter.grad = gradient
         self.optimizer = make_optimizer([model.trained], experiment.optimizer, on_gpu=images.is_cuda)
         self.half = HalfWeights(model) if images.is_cuda and engine.precision == torch.bfloat16 else None
         self.progress = 0.0
         self.names: tuple[str, ...] = ()  # of the terms, known after the first step
         # Both views in one pass: half the kernels, and enough work in each for a large GPU.
-        self.learner.paired = engine.fused and only_our_norms(self.learner)
+        self.learner.paired = engine.fused and _keeps_views_apart(self.learner)
         use_fused(self.learner, engine.fused)
         if engine.compile and not self.learner.paired:
             self.learner.compile()
@@ -70,8 +73,6 @@ class Step:
         """Gradients into `model.trained.grad`: added up in place, or on a GPU collected by a few kernels."""
         if not self.images.is_cuda:
             self.model.trained.grad.zero_()  # type: ignore[union-attr]
-            for parameter, gradient in self.gradients:
-                parameter.grad = gradient
             loss.backward()
             return
         holders = self.half.holders(self.gradients) if self.half else self.gradients
@@ -81,11 +82,16 @@ class Step:
         missing = [gradient for holder, gradient in holders if holder.grad is None]
         if missing:
             torch._foreach_zero_(missing)
+        found = [(gradient, holder.grad) for holder, gradient in holders if holder.grad is not None]
         for kind in (torch.bfloat16, torch.float32):
-            found = [(gradient, holder.grad) for holder, gradient in holders if holder.grad is not None]
             alike = [(gradient, new) for gradient, new in found if new.dtype == kind]
             if alike:
                 torch._foreach_copy_([gradient for gradient, _ in alike], [new for _, new in alike])
+
+
+def _keeps_views_apart(learner: Objective) -> bool:
+    """Whether two stacked batches of views do not mix: known of encoders built with our norm, and of no others."""
+    return only_our_norms(learner) and any(isinstance(child, Norm) for child in learner.encoder.modules())
 
 
 class HalfWeights:
@@ -99,13 +105,18 @@ class HalfWeights:
         self.model = model
         self.vector = torch.empty_like(model.params, dtype=torch.bfloat16)
         copies = dict(model.layout.views(self.vector))
-        self.slots: list[tuple[nn.Module, str, nn.Parameter, nn.Parameter]] = []
-        for prefix, owner in model.module.named_modules():
-            if isinstance(owner, nn.Conv2d | nn.Linear):
-                for name, master in owner.named_parameters(recurse=False):
-                    copy = nn.Parameter(copies[f"{prefix}.{name}"], requires_grad=master.requires_grad)
-                    self.slots.append((owner, name, master, copy))
-        self.copy_of = {id(master): copy for _, _, master, copy in self.slots}
+        readers = [child for child in model.module.modules() if isinstance(child, nn.Conv2d | nn.Linear)]
+        read = {id(master) for reader in readers for master in reader.parameters(recurse=False)}
+        self.copy_of = {
+            id(master): nn.Parameter(copies[name], requires_grad=master.requires_grad)
+            for name, master in model.module.named_parameters()
+            if id(master) in read
+        }
+        self.slots = [
+            (reader, name, master, self.copy_of[id(master)])  # two readers may share one weight
+            for reader in readers
+            for name, master in reader.named_parameters(recurse=False)
+        ]
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:

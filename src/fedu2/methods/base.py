@@ -112,7 +112,10 @@ class Method:
         return model.layout.prefix(self.stays).size, model.buffer_layout.prefix(self.stays).size
 
     def receive(self, model: Learner, server: ServerState, memory: Memory | None, task: Task) -> None:
-        """Client: take the global model in. Sections that stay come from memory or, at first sight, from the start."""
+        """Client: take the global model in. Sections that stay come from memory or, at first sight, from the start.
+
+        Write into the model's tensors (`copy_`), never put others in their place: a captured `loss` reads the former.
+        """
         model.load(server.model)
         if not self.stays:
             return
@@ -125,7 +128,11 @@ class Method:
             section.buffers.copy_(memory[f"{name}.buffers"])
 
     def loss(self, learner: Objective, batch: Batch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
-        """Client: L = ℓ_a + Σ weighted regularisers, and its terms to log."""
+        """Client: L = ℓ_a + Σ weighted regularisers, and its terms to log.
+
+        On a GPU this is run a few times, then captured and replayed: every step must launch the same kernels on the
+        same memory. No Python counters, no values read on the host, no randomness but `generator`'s.
+        """
         outcome = learner(batch.view1, batch.view2)
         total, terms = outcome.loss, {"align": outcome.loss.detach()}
         for regularizer in self.regularizers:

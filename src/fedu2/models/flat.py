@@ -101,6 +101,8 @@ class FlatModel(Generic[Module]):
         _forget_counters(module)
         parameters = sorted(module.named_parameters(), key=lambda item: not item[1].requires_grad)  # stable
         buffers = [(name, b) for name, b in module.named_buffers() if b.is_floating_point()]
+        # Counters and tables of integers belong to no vector: every client finds them as they were.
+        self._integers = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
         self.layout = Layout.of(parameters)
         self.buffer_layout = Layout.of(buffers)
         _check_sections(parameters)
@@ -127,6 +129,8 @@ class FlatModel(Generic[Module]):
         """Overwrite the leading part of the model with a state that travelled."""
         self.params[: len(state.params)].copy_(state.params)
         self.buffers[: len(state.buffers)].copy_(state.buffers)
+        for buffer, initial in self._integers:
+            buffer.copy_(initial)
 
     def state(self, params: int, buffers: int) -> ModelState:
         """A copy of the leading `params` parameters and `buffers` buffers."""

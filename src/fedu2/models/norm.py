@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
-from types import ModuleType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
+from fedu2.kernels import load
 from fedu2.models.stem import Stem
 
 __all__ = ["Chain", "Norm", "grouped", "only_our_norms", "second", "supported", "use_fused"]
@@ -60,7 +59,7 @@ class Norm(_BatchNorm):
             raise ValueError(f"one value a channel has no variance: a batch of shape {tuple(x.shape)}")
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(self.groups)
-        kernels = _kernels()
+        kernels = load("norm")
         assert kernels is not None
         y, again = kernels.norm(
             x, residual, self.weight, self.bias, self.running_mean, self.running_var,
@@ -121,19 +120,9 @@ def only_our_norms(module: nn.Module) -> bool:
 
 def supported(x: Tensor) -> bool:
     """Whether the kernels take such an input: on a GPU, floating point, channels last in memory."""
-    kernels = _kernels()
+    kernels = load("norm")
     return kernels is not None and bool(kernels.supported(x))
 
 
 def _norms(module: nn.Module) -> list[Norm]:
     return [child for child in module.modules() if isinstance(child, Norm)]
-
-
-@cache
-def _kernels() -> ModuleType | None:
-    """The kernels, where Triton is installed."""
-    try:
-        from fedu2.models import norm_kernel
-    except ImportError:
-        return None
-    return norm_kernel

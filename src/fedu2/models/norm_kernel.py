@@ -21,7 +21,6 @@ Imported where Triton is; see `fedu2.models.norm`.
 
 from __future__ import annotations
 
-import os
 import sys
 from functools import cache
 from typing import Any, NamedTuple
@@ -31,6 +30,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from fedu2.kernels import INTERPRETED
 
 __all__ = ["norm", "supported"]
 
@@ -55,7 +56,6 @@ SHORT_COLUMNS = 16
 SHORT_ELEMENTS = 16384
 MOST_BLOCKS = 1024  # of columns
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 # Nothing is compiled anew for other rows, nor for parameters that lie elsewhere in a model's vector. How wide loads of
 # x are follows from C.
@@ -435,7 +435,7 @@ class Grid(NamedTuple):
 @cache
 def grid(launch: Launch, groups: int, rows: int, channels: int) -> Grid:
     """No more programs than there are tiles."""
-    columns = min(COLUMNS, padded(channels))
+    columns = min(COLUMNS, triton.next_power_of_2(channels))
     blocks, tile_rows = triton.cdiv(channels, columns), launch.elements // columns
     programs = max(1, min(triton.cdiv(rows, tile_rows), launch.programs // (blocks * groups)))
     return Grid((blocks, programs, groups), columns, tile_rows)
@@ -443,14 +443,9 @@ def grid(launch: Launch, groups: int, rows: int, channels: int) -> Grid:
 
 @cache
 def grid_of_parts(launch: Launch, groups: int, channels: int) -> Grid:
-    """As many programs for any number of rows, and a power of two: the next kernel is compiled for so many parts."""
+    """As many programs for any number of rows, and a power of two: a kernel is compiled to combine so many parts."""
     (blocks, programs, _), columns, rows = grid(launch, groups, sys.maxsize, channels)
     return Grid((blocks, 1 << (programs.bit_length() - 1), groups), columns, rows)
-
-
-def padded(size: int) -> int:
-    """The next power of two."""
-    return 1 << (size - 1).bit_length()
 
 
 def forward(
@@ -531,7 +526,7 @@ def tickets_of(device: torch.device, stream: int) -> Tensor:
 def short_tile(rows: int, channels: int) -> tuple[int, int, int]:
     """Columns, rows and warps of a program that holds a whole group: 8 elements a thread, and more if need be."""
     tile_rows = SHORTER if rows <= SHORTER else SHORT
-    columns = min(SHORT_COLUMNS, max(8, SHORT_ELEMENTS // tile_rows), padded(channels))
+    columns = min(SHORT_COLUMNS, max(8, SHORT_ELEMENTS // tile_rows), triton.next_power_of_2(channels))
     return columns, tile_rows, min(16, max(1, columns * tile_rows // 256))
 
 

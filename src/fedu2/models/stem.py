@@ -6,10 +6,9 @@ gradient read. General ones are far from that (see `benchmarks/stem.py`).
 
 from __future__ import annotations
 
-from functools import cache
-from types import ModuleType
-
 from torch import Tensor, nn
+
+from fedu2.kernels import load
 
 __all__ = ["Stem"]
 
@@ -21,7 +20,7 @@ class Stem(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, 3, H, W) → (N, O, H', W')."""
-        kernels = _kernels() if self.fused and self._is_ordinary() else None
+        kernels = load("stem") if self.fused and self._is_ordinary() else None
         if kernels is None or not kernels.supported(x, self.weight):
             return super().forward(x)
         return kernels.convolve(x, self.weight)  # type: ignore[no-any-return]
@@ -30,13 +29,3 @@ class Stem(nn.Conv2d):
         """Stride 1, zeros around, no bias; `supported` sees to the rest."""
         options = (self.stride, self.padding, self.dilation, self.groups, self.padding_mode)
         return options == ((1, 1), (1, 1), (1, 1), 1, "zeros") and self.bias is None
-
-
-@cache
-def _kernels() -> ModuleType | None:
-    """The kernels, where Triton is installed."""
-    try:
-        from fedu2.models import stem_kernel
-    except ImportError:
-        return None
-    return stem_kernel

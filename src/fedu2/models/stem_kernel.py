@@ -13,7 +13,6 @@ Imported where Triton is; see `fedu2.models.stem`.
 
 from __future__ import annotations
 
-import os
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from fedu2.kernels import INTERPRETED
 
 __all__ = ["convolve", "supported"]
 
@@ -38,7 +39,6 @@ class Launch(NamedTuple):
 FORWARD = Launch(programs=528, rows=128, warps=4, stages=1)
 GRADIENT = Launch(programs=256, rows=128, warps=4, stages=3)
 WIDEST = 128  # outputs
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DTYPE = torch.float32 if INTERPRETED else torch.bfloat16  # the interpreter multiplies no matrices of bfloat16
 
 
@@ -158,7 +158,7 @@ def gradient(x: Tensor, dy: Tensor, weight: Tensor) -> Tensor:
     parts = x.new_empty(programs, len(weight), 32, dtype=torch.float32)
     dweight = torch.empty_like(weight)
     gradient_kernel[(programs,)](x, dy, parts, *sizes, GRADIENT.stages, num_warps=GRADIENT.warps)
-    sum_kernel[(len(weight),)](parts, dweight, programs, len(weight), padded(programs), num_warps=8)
+    sum_kernel[(len(weight),)](parts, dweight, programs, len(weight), triton.next_power_of_2(programs), num_warps=8)
     return dweight
 
 
@@ -167,13 +167,8 @@ def cover(launch: Launch, x: Tensor, weight: Tensor) -> tuple[int, tuple[int, ..
     images, _, height, width = x.shape
     pixels, outputs = images * height * width, len(weight)
     tiles = -(-pixels // launch.rows)
-    programs = min(launch.programs, tiles)
-    return programs, (pixels, -(-tiles // programs), height, width, outputs, padded(outputs), launch.rows)
-
-
-def padded(size: int) -> int:
-    """The next power of two."""
-    return 1 << (size - 1).bit_length()
+    programs, columns = min(launch.programs, tiles), triton.next_power_of_2(outputs)
+    return programs, (pixels, -(-tiles // programs), height, width, outputs, columns, launch.rows)
 
 
 class Convolution(torch.autograd.Function):

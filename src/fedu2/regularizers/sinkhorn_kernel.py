@@ -13,7 +13,7 @@ moves vectors between the tile's layout and one entry a thread.
 
 It is compiled for sizes rounded up to powers of two: batches of some other size need no compilation of their own.
 
-Imported where Triton is; see `fedu2.regularizers.kernels`.
+Imported where Triton is; see `fedu2.regularizers.transport`.
 """
 
 # Triton's language has no types, and Triton itself may be missing.
@@ -22,7 +22,6 @@ Imported where Triton is; see `fedu2.regularizers.kernels`.
 from __future__ import annotations
 
 import math
-import os
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +30,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
-from fedu2.regularizers.kernels import padded
+from fedu2 import kernels
 
 __all__ = ["launch"]
 
@@ -43,7 +42,7 @@ STEEP = tl.constexpr(40 / math.log(2))  # log₂ of how much a row may grow
 ALARM = tl.constexpr(1e30)  # travels with a sum of masses to all threads
 NOWHERE = tl.constexpr(1e30)  # residual of entries that only fill up the tile
 SMALLEST = 16  # sides of a tile
-INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+INTERPRETED = tl.constexpr(kernels.INTERPRETED)
 
 
 @triton.jit
@@ -251,7 +250,7 @@ def launch(
     """Plan (..., N, M), f (..., N), g (..., M) and (4, ...): primal, dual, gap, mass. Everything is float32."""
     n, m = cost.shape[-2:]
     batch = torch.broadcast_shapes(cost.shape[:-2], a.shape[:-1], b.shape[:-1])
-    rows, columns = max(padded(n), SMALLEST), max(padded(m), SMALLEST)
+    rows, columns = (max(triton.next_power_of_2(side), SMALLEST) for side in (n, m))
     cost = F.pad(cost, (0, columns - m)) if m < columns else cost
     cost = cost.expand(*batch, n, columns).contiguous()
     (a, a_stride), (b, b_stride) = over_problems(a, batch), over_problems(b, batch)

@@ -42,12 +42,13 @@ import torch
 from torch import Tensor
 
 from fedu2.errors import UsageError
+from fedu2.kernels import ready
 from fedu2.registry import Registry
-from fedu2.regularizers import kernels
 
 __all__ = ["Plan", "solve", "solvers"]
 
 PAIRS = (-2, -1)  # the axes of one problem
+LARGEST, LONGEST = 32768, 1024  # entries and sides of a problem for the kernel: it must fit on the chip
 
 
 @dataclass(frozen=True)
@@ -152,25 +153,31 @@ def solve(cost: Tensor, a: Tensor, b: Tensor, tau_a: float, tau_b: float, *, sol
 
     cost (..., N, M) finite; masses a (..., N) and b (..., M) ≥ 0; penalties τ_a, τ_b > 0. `sinkhorn` and `fast` run a
     fixed number of kernels on fixed shapes without waiting for the device, so that they can be captured in a graph;
-    in float32 on a GPU that is one kernel for problems of up to `kernels.LARGEST` entries.
+    in float32 on a GPU that is one kernel for problems of up to LARGEST entries.
     """
     chosen = solvers[solver]
     check(cost, a, b, tau_a, tau_b)
     dtype = torch.promote_types(cost.dtype, chosen.dtype)
     with torch.no_grad(), torch.autocast(cost.device.type, enabled=False):
         cost, a, b = cost.to(dtype), a.to(dtype), b.to(dtype)
-        if chosen.schedule and dtype == torch.float32 and kernels.fits(*cost.shape[-2:]) and kernels.ready(cost.device):
-            return fused(cost, a, b, tau_a, tau_b, chosen.schedule)
+        if chosen.schedule and dtype == torch.float32 and fits(*cost.shape[-2:]) and ready(cost.device):
+            return by_kernel(cost, a, b, tau_a, tau_b, chosen.schedule)
         problem = Problem.build(cost, a, b, tau_a, tau_b)
         return certify(problem, *chosen.method(problem))
 
 
-def fused(cost: Tensor, a: Tensor, b: Tensor, tau_a: float, tau_b: float, schedule: Schedule) -> Plan:
+def by_kernel(cost: Tensor, a: Tensor, b: Tensor, tau_a: float, tau_b: float, schedule: Schedule) -> Plan:
     """Build, `sinkhorn` and certify in one kernel."""
     from fedu2.regularizers.sinkhorn_kernel import launch  # needs Triton
 
     plan, f, g, values = launch(cost, a, b, tau_a, tau_b, **asdict(schedule))
     return Plan(plan, f, g, *values.unbind())
+
+
+def fits(rows: int, columns: int) -> bool:
+    """Whether one program of the kernel can hold such a problem, its sides rounded up to powers of two."""
+    entries = 2 ** ((rows - 1).bit_length() + (columns - 1).bit_length())
+    return entries <= LARGEST and max(rows, columns) <= LONGEST
 
 
 def check(cost: Tensor, a: Tensor, b: Tensor, tau_a: float, tau_b: float) -> None:

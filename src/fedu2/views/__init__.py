@@ -15,13 +15,11 @@ Where Triton and a GPU are, `training_views` makes the same views by one kernel.
 
 from __future__ import annotations
 
-from functools import cache
-from types import ModuleType
-
 import torch
 from torch import Tensor
 
 from fedu2.errors import DataError
+from fedu2.kernels import load
 from fedu2.views.operations import apply
 from fedu2.views.parameters import Box, ViewParameters, draw, uniforms
 from fedu2.views.recipes import RECIPES, Recipe, views_for
@@ -38,7 +36,6 @@ __all__ = [
     "normalize",
     "plain_view",
     "random_view",
-    "stacked",
     "to_float",
     "training_views",
     "two_views",
@@ -97,37 +94,13 @@ def training_views(
     kernel does it all where it can (see `kernel.supported`). Either way the generator is consumed alike, and the
     views are the same up to rounding.
     """
-    kernel, indices = _kernel() if fused else None, indices.to(images.device)
+    kernel, indices = load("views") if fused else None, indices.to(images.device)
     if kernel is not None and kernel.supported(_checked(images), recipes):
         numbers = uniforms(len(indices), generator), uniforms(len(indices), generator)
         views: tuple[Tensor, Tensor] = kernel.fused_views(images, indices, recipes, numbers, dtype)
         return views
     first, second = two_views(images[indices], recipes, generator)
     return _channels_last(first.to(dtype)), _channels_last(second.to(dtype))
-
-
-def stacked(first: Tensor, second: Tensor) -> Tensor:
-    """torch.cat of two views (B, ...) to (2B, ...); the halves of one tensor are joined without a copy.
-
-    For inputs: what needs a gradient is copied, too, as autograd would not see the second half.
-    """
-    alike = first.shape == second.shape and first.stride() == second.stride() and first.dtype == second.dtype
-    adjacent = (
-        first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
-        and second.storage_offset() == first.storage_offset() + len(first) * first.stride(0)
-    )
-    if alike and adjacent and not (first.requires_grad or second.requires_grad):
-        return first.as_strided((2 * len(first), *first.shape[1:]), first.stride())
-    return torch.cat([first, second])
-
-
-@cache
-def _kernel() -> ModuleType | None:
-    try:
-        from fedu2.views import kernel
-    except ImportError:  # no Triton
-        return None
-    return kernel
 
 
 def _channels_last(view: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ Imported where Triton is; see `fedu2.views.training_views`.
 from __future__ import annotations
 
 import math
-import os
 
 import torch
 import triton
@@ -22,30 +21,33 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
+from fedu2 import kernels
 from fedu2.views import MEAN, STD
-from fedu2.views.parameters import ASPECT, ATTEMPTS
+from fedu2.views.parameters import ASPECT, ATTEMPTS, row_of
 from fedu2.views.recipes import Recipe
 
 __all__ = ["LARGEST", "fused_views", "supported"]
 
 LARGEST = 64 * 64  # pixels of an image: more do not fit into the registers of one program
 
-INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+INTERPRETED = tl.constexpr(kernels.INTERPRETED)
 BOXES = tl.constexpr(ATTEMPTS)
 FLATTEST, STEEPEST = tl.constexpr(math.log(ASPECT[0])), tl.constexpr(math.log(ASPECT[1]))
 MIDDLE, SPREAD = tl.constexpr(MEAN), tl.constexpr(STD)
 WHOLE = tl.constexpr(1.5 * 2**23)  # floats near it are whole numbers: adding it rounds, halves to even
 
-# Rows of `uniforms` after areas and aspects
-TOP, LEFT, FLIP, GRAY, INVERT = (tl.constexpr(2 * ATTEMPTS + i) for i in (0, 1, 2, 3, 6))
-JITTER, BRIGHTNESS, CONTRAST, SATURATION, HUE = (tl.constexpr(2 * ATTEMPTS + i) for i in range(7, 12))
+# Rows of `uniforms`
+TOP, LEFT, FLIP, GRAY, INVERT = (tl.constexpr(row_of(name)) for name in ("top", "left", "flip", "gray", "invert"))
+JITTER, BRIGHTNESS, CONTRAST, SATURATION, HUE = (
+    tl.constexpr(row_of(name)) for name in ("jitter", "brightness", "contrast", "saturation", "hue")
+)
 
 
 @triton.jit(do_not_specialize=["indices_at", "batch"])
 def views_kernel(
     images_at,  # (n, 3, S, S) bytes
     indices_at,  # (B,)
-    first_at,  # (2 ATTEMPTS + 12, B) uniform numbers
+    first_at,  # (ROWS, B) uniform numbers, see `parameters.uniforms`
     second_at,
     views_at,  # (2, B, S, S, 3)
     batch,
@@ -246,7 +248,7 @@ def exp(x):
 
 def supported(images: Tensor, recipes: tuple[Recipe, Recipe]) -> bool:
     """Whether `fused_views` can make these views."""
-    reachable = images.is_cuda or INTERPRETED.value
+    reachable = images.is_cuda or kernels.INTERPRETED
     fits = images.is_contiguous() and images.shape[-2] * images.shape[-1] <= LARGEST
     return reachable and fits and not any(recipe.blur for recipe in recipes)
 
@@ -270,7 +272,7 @@ def fused_views(
     shape = (2 * batch, 3, size, size)
     views = torch.empty(shape, dtype=dtype, device=images.device, memory_format=torch.channels_last)
     if batch:
-        pixels = 1 << (size * size - 1).bit_length()
+        pixels = triton.next_power_of_2(size * size)
         with torch.cuda.device_of(images):
             views_kernel[(batch, 2)](
                 images, indices.contiguous(), first, second, views, batch,

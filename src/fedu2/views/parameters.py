@@ -12,11 +12,36 @@ from torch.nn import functional as F
 
 from fedu2.views.recipes import Recipe
 
-__all__ = ["ASPECT", "ATTEMPTS", "NO_BLUR", "Box", "ViewParameters", "draw", "parameters", "uniforms"]
+__all__ = ["ASPECT", "ATTEMPTS", "NO_BLUR", "Box", "ViewParameters", "draw", "parameters", "row_of", "uniforms"]
 
 ASPECT = (3 / 4, 4 / 3)  # width / height of crops, drawn log-uniformly
 ATTEMPTS = 10  # crop boxes drawn before the whole image is taken
 NO_BLUR = 1e-3  # a σ, in pixels, at which the Gaussian's weights are exactly those of the identity
+
+
+class Numbers(NamedTuple):
+    """The rows of `uniforms` after areas and aspects, in their order: (B,) each."""
+
+    top: Tensor
+    left: Tensor
+    flip: Tensor
+    gray: Tensor
+    blur: Tensor
+    sigma: Tensor
+    invert: Tensor
+    jitter: Tensor
+    brightness: Tensor
+    contrast: Tensor
+    saturation: Tensor
+    hue: Tensor
+
+
+ROWS = 2 * ATTEMPTS + len(Numbers._fields)
+
+
+def row_of(name: str) -> int:
+    """Where a number of that name stands in `uniforms`."""
+    return 2 * ATTEMPTS + Numbers._fields.index(name)
 
 
 class Box(NamedTuple):
@@ -49,47 +74,38 @@ def draw(recipe: Recipe, batch: int, size: int, generator: torch.Generator) -> V
 
 
 def uniforms(batch: int, generator: torch.Generator) -> Tensor:
-    """All chance in one view of `batch` images: (2 ATTEMPTS + 12, B) numbers, uniform in [0, 1).
+    """All chance in one view of `batch` images: (ROWS, B) numbers, uniform in [0, 1).
 
     Every recipe consumes the same random numbers in the same places: switching one operation off leaves the
     others as they were.
     """
-    return torch.rand((2 * ATTEMPTS + 12, batch), generator=generator, device=generator.device)
+    return torch.rand((ROWS, batch), generator=generator, device=generator.device)
 
 
 def parameters(recipe: Recipe, size: int, uniform: Tensor) -> ViewParameters:
     """Parameters for images of `size` × `size` pixels from the numbers of `uniforms`."""
     areas, aspects, others = uniform[:ATTEMPTS], uniform[ATTEMPTS : 2 * ATTEMPTS], uniform[2 * ATTEMPTS :]
-    top, left, flip, gray, blur, sigma, invert = others[:7].unbind()
-    jitter, brightness, contrast, saturation, hue = others[7:].unbind()
+    numbers = Numbers(*others.unbind())
 
     moves = recipe.crop_scale != (1.0, 1.0) or recipe.flip > 0
-    jittered = jitter < recipe.jitter if recipe.jitter else None
-    blurred = blur < recipe.blur if recipe.blur else None
+    jittered = numbers.jitter < recipe.jitter if recipe.jitter else None
+    blurred = numbers.blur < recipe.blur if recipe.blur else None
     return ViewParameters(
-        box=_draw_box(recipe, size, areas, aspects, top, left, flip) if moves else None,
-        brightness=_draw_factor(brightness, recipe.brightness, jittered),
-        contrast=_draw_factor(contrast, recipe.contrast, jittered),
-        saturation=_draw_factor(saturation, recipe.saturation, jittered),
-        hue=_draw_hue(hue, recipe.hue, jittered),
-        colour=(gray >= recipe.grayscale).float() if recipe.grayscale else None,
-        blur=_where(blurred, _between(sigma, *recipe.blur_sigma), NO_BLUR),
-        solarize=(invert < recipe.solarize).float() if recipe.solarize else None,
+        box=_draw_box(recipe, size, areas, aspects, numbers) if moves else None,
+        brightness=_draw_factor(numbers.brightness, recipe.brightness, jittered),
+        contrast=_draw_factor(numbers.contrast, recipe.contrast, jittered),
+        saturation=_draw_factor(numbers.saturation, recipe.saturation, jittered),
+        hue=_draw_hue(numbers.hue, recipe.hue, jittered),
+        colour=(numbers.gray >= recipe.grayscale).float() if recipe.grayscale else None,
+        blur=_where(blurred, _between(numbers.sigma, *recipe.blur_sigma), NO_BLUR),
+        solarize=(numbers.invert < recipe.solarize).float() if recipe.solarize else None,
     )
 
 
-def _draw_box(
-    recipe: Recipe,
-    size: int,
-    areas: Tensor,
-    aspects: Tensor,
-    top: Tensor,
-    left: Tensor,
-    flip: Tensor,
-) -> Box:
+def _draw_box(recipe: Recipe, size: int, areas: Tensor, aspects: Tensor, numbers: Numbers) -> Box:
     """The first of ATTEMPTS boxes that fits into the image, else the whole image.
 
-    All tensors are uniform in [0, 1): areas and aspects (ATTEMPTS, B), the others (B,).
+    All tensors are uniform in [0, 1): areas and aspects (ATTEMPTS, B), `numbers` (B,).
     """
     area = _between(areas, *recipe.crop_scale) * size**2
     aspect = _between(aspects, math.log(ASPECT[0]), math.log(ASPECT[1])).exp()
@@ -100,11 +116,11 @@ def _draw_box(
     chosen = fits.to(torch.uint8).argmax(dim=0, keepdim=True)  # the first of equals
     width, height = width.gather(0, chosen).squeeze(0), height.gather(0, chosen).squeeze(0)
     return Box(
-        top=(top * (size - height + 1)).floor(),
-        left=(left * (size - width + 1)).floor(),
+        top=(numbers.top * (size - height + 1)).floor(),
+        left=(numbers.left * (size - width + 1)).floor(),
         height=height,
         width=width,
-        flip=(flip < recipe.flip).float(),
+        flip=(numbers.flip < recipe.flip).float(),
     )
 
 

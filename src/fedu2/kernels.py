@@ -1,4 +1,4 @@
-"""Whether fused GPU kernels may be used: a switch, and the reason why not.
+"""Hand-written GPU kernels: the switch that allows them, the way to them, and the reason why not.
 
 with fused(False):
     plan = transport.solve(...)  # the portable path, also on a GPU
@@ -13,13 +13,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
-__all__ = ["LARGEST", "fits", "fused", "padded", "ready", "why_not"]
+__all__ = ["INTERPRETED", "fused", "load", "ready", "why_not"]
 
-LARGEST, LONGEST = 32768, 1024  # entries and sides of a padded transport problem: it must fit on the chip
+MODULES = {  # they need Triton
+    "norm": "fedu2.models.norm_kernel",
+    "sinkhorn": "fedu2.regularizers.sinkhorn_kernel",
+    "stem": "fedu2.models.stem_kernel",
+    "views": "fedu2.views.kernel",
+}
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels run on the CPU, slowly: for tests
 OLDEST_GPU, OLDEST_TRITON = (8, 0), (3, 2)
 
 switch: ContextVar[bool] = ContextVar("fused kernels", default=True)
@@ -40,6 +48,15 @@ def ready(device: torch.device) -> bool:
 
 
 @cache
+def load(name: str) -> ModuleType | None:
+    """A module of kernels, None where it cannot be imported; where a GPU could use it, `why_not` has the reason."""
+    try:
+        return import_module(MODULES[name])
+    except ImportError:
+        return None
+
+
+@cache
 def why_not(device: torch.device) -> str | None:
     """One line on what keeps fused kernels from running on the device, None if nothing does."""
     if device.type != "cuda" or not torch.cuda.is_available():
@@ -48,15 +65,16 @@ def why_not(device: torch.device) -> str | None:
         return "not an NVIDIA GPU"
     if torch.cuda.get_device_capability(device) < OLDEST_GPU:
         return f"the GPU is older than compute capability {OLDEST_GPU[0]}.{OLDEST_GPU[1]}"
-    return missing_compiler()
+    return missing_compiler() or broken_module()
 
 
 def missing_compiler() -> str | None:
     """What Triton lacks to compile a kernel and the stub that launches it."""
     try:
         import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    except ImportError:
-        return "Triton is not installed"
+    except Exception as error:
+        absent = isinstance(error, ModuleNotFoundError) and error.name == "triton"
+        return "Triton is not installed" if absent else first_line(error)
     if tuple(int(part) for part in triton.__version__.split(".")[:2]) < OLDEST_TRITON:
         return f"Triton {triton.__version__} is older than {OLDEST_TRITON[0]}.{OLDEST_TRITON[1]}"
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
@@ -66,11 +84,15 @@ def missing_compiler() -> str | None:
     return None
 
 
-def padded(size: int) -> int:
-    """The next power of two."""
-    return 1 << (size - 1).bit_length()
+def broken_module() -> str | None:
+    """What the first module of kernels raises that cannot be imported: Triton may be installed and not work."""
+    try:
+        for module in MODULES.values():
+            import_module(module)
+    except Exception as error:
+        return first_line(error)
+    return None
 
 
-def fits(rows: int, columns: int) -> bool:
-    """Whether one program can hold a transport problem of that size."""
-    return padded(rows) * padded(columns) <= LARGEST and max(rows, columns) <= LONGEST
+def first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

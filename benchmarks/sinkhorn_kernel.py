@@ -1,8 +1,8 @@
 """The fused Sinkhorn kernel beside the portable solver on a GPU: time of a step's two problems, and the gradient on Z.
 
-    python -m benchmarks.kernel
+    python -m benchmarks.sinkhorn_kernel
 
-Times are of captured graphs, replayed: median over 20 rounds of 50. Gradients as in `benchmarks.gradients`: the worst
+Times are medians over replays of a CUDA graph of many calls. Gradients as in `benchmarks.gradients`: the worst
 cosine to `exact`, and the largest gap, over its kinds of batches for five seeds.
 """
 
@@ -10,19 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from statistics import median
+from functools import partial
 
 import torch
 from benchmarks.gradients import batches
+from benchmarks.timing import graph_seconds
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedu2.regularizers.kernels import fused, why_not
+from fedu2.kernels import fused, why_not
 from fedu2.regularizers.transport import Plan, solve, solvers
 
 N, D, TAU = 128, 256, 0.8
 SEEDS = range(500, 505)
-ROUNDS, REPLAYS = 20, 50
+CALLS = 20  # in a graph
 Solve = Callable[[Tensor], Plan]  # of a cost (..., N, N)
 
 
@@ -47,24 +48,6 @@ def kernel(name: str, warps: int) -> Solve:
         return Plan(plan, f, g, *values.unbind())
 
     return run
-
-
-def microseconds(run: Solve, cost: Tensor) -> float:
-    run(cost)  # compiles
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run(cost)
-    times = []
-    for _ in range(ROUNDS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(REPLAYS):
-            graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(1e3 * start.elapsed_time(end) / REPLAYS)
-    return median(times)
 
 
 def costs(device: torch.device) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -111,7 +94,7 @@ def main() -> None:
         ways = {"portable": portable(name)} | {f"kernel, {w} warps": kernel(name, w) for w in (4, 8, 16)}
         for way, run in ways.items():
             cosine, gap = accuracy(run, problems, exact)
-            spent = microseconds(run, two)
+            spent = 1e6 * graph_seconds(partial(run, two), CALLS)
             print(f"{name:<12}{schedule.iterations:10}{'':4}{way:<20}{spent:10.1f}{cosine:10.4f}{gap:10.1e}")
 
 
