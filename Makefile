@@ -25,7 +25,7 @@ test-gpu: $(READY)
 
 # The kernels in Triton's interpreter, which needs no GPU.
 test-kernels:
-	@$(BIN)/python -c "import triton" || { echo "test-kernels needs Triton and NumPy < 2.4 in $(VENV)"; exit 1; }
+	@$(BIN)/python -c "import triton" 2>/dev/null || { echo "test-kernels needs Triton, and NumPy < 2.4, in $(VENV)"; exit 1; }
 	CUDA_VISIBLE_DEVICES= TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 -m gpu tests
 
 lint: $(READY)

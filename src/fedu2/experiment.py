@@ -165,7 +165,7 @@ class EngineOptions(Options):
     fused: bool = Field(True, description="hand-written GPU kernels for batch norm, views and transport")
     compile: bool = Field(True, description="torch.compile for encoders that have no hand-written kernels")
     lanes: Annotated[int, Field(ge=1, le=16)] | Literal["auto"] = Field("auto", description="clients trained at once")
-    threads: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+    threads: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = Field(
         "auto", description="CPU threads; auto: as many as there are idle cores"
     )
 

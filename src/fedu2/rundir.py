@@ -99,7 +99,8 @@ class RunDirectory:
         """Refuse an experiment whose keys differ from those that a run or checkpoint began with."""
         ours = experiment.flat()
         free = [*FREE_KEYS, *(["rounds"] if open_ended(experiment) else [])]
-        changed = [k for k in ours if ours[k] != begun.get(k) and not any(k.startswith(key) for key in free)]
+        same = [k for k in ours if begun.get(k) in (ours[k], "auto") or any(k.startswith(key) for key in free)]
+        changed = [k for k in ours if k not in same]
         if changed:
             shown = ", ".join(f"{key} was {begun.get(key)} and is now {ours[key]}" for key in changed[:3])
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
