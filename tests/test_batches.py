@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedu2.experiment import Experiment
-from fedu2.federation.batches import batches_in_epoch, local_batches, steps_of
+from fedu2.federation.batches import batches_in_epoch, local_batches, sizes_of, steps_of
 from fedu2.federation.optimizers import learning_rate, make_optimizer, restart
 
 
@@ -52,6 +52,16 @@ def test_epochs_have_fresh_orders() -> None:
     batches = list(local_batches(torch.arange(8), 2, experiment, torch.Generator().manual_seed(0)))
     assert sorted(batches[0].tolist()) == sorted(batches[1].tolist())
     assert batches[0].tolist() != batches[1].tolist()
+
+
+@pytest.mark.parametrize(
+    ("examples", "last_batch", "sizes"),
+    [(3, "keep", [3]), (8, "keep", [8]), (21, "keep", [8, 5]), (17, "keep", [8]), (21, "drop", [8]), (21, "fill", [8])],
+)
+def test_sizes_are_those_of_the_batches(examples: int, last_batch: str, sizes: list[int]) -> None:
+    experiment = Experiment.parse({"batch_size": 8, "last_batch": last_batch})
+    batches = local_batches(torch.arange(examples), 9, experiment, torch.Generator())
+    assert sizes_of(examples, experiment) == sizes == sorted({len(batch) for batch in batches}, reverse=True)
 
 
 def test_steps() -> None:

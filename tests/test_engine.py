@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -19,12 +19,14 @@ from fedu2.engine import Engine, choose, choose_threads, without_graph
 from fedu2.errors import TrainingError, UsageError
 from fedu2.experiment import Experiment
 from fedu2.federation import capture, step
+from fedu2.federation.backend import EpochReport
 from fedu2.federation.callbacks import Callback
 from fedu2.federation.capture import WORTH_CAPTURING, CapturedSteps
+from fedu2.federation.lane import Lane
 from fedu2.federation.local import LocalBackend
 from fedu2.federation.rounds import initial_state
 from fedu2.federation.step import HalfWeights
-from fedu2.methods import Batch, Reply, Task, build, resolve
+from fedu2.methods import Batch, Learner, Memory, Method, Reply, Task, build, resolve
 from fedu2.models.base import encoders
 from fedu2.models.flat import FlatModel
 from fedu2.views import training_views
@@ -65,15 +67,51 @@ def test_keys_decide_where_they_are_set() -> None:
 
 def test_threads_leave_busy_cores_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(engines, "usable_cores", lambda: 8.0)
     counts = {}
-    for load in (0.0, 0.4, 3.0, 7.6, 30.0):
-        monkeypatch.setattr(engines.os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
-        counts[load] = choose_threads("auto")[0]
-    assert counts == {0.0: 8, 0.4: 8, 3.0: 5, 7.6: 1, 30.0: 1}
+    for cores, idle in ((8, 8.0), (8, 7.6), (8, 5.0), (8, 0.4), (8, 0.0), (2.5, 8.0)):
+        monkeypatch.setattr(engines, "usable_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(engines, "idle_cores", lambda idle=idle: idle)
+        counts[cores, idle] = choose_threads("auto")[0]
+    assert list(counts.values()) == [8, 8, 5, 1, 1, 2]
     assert choose_threads(3) == (3, "asked for by engine.threads=3")
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert choose_threads("auto") == (2, "asked for by OMP_NUM_THREADS=2")
+
+
+def test_idle_cores_are_counted_among_the_own_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Core 0 is half idle, core 1 busy, core 2 idle but not ours; the fourth and fifth number count idle ticks."""
+    states = iter(
+        [
+            "cpu 0 0 0 0 0 0 0 0\ncpu0 100 0 0 100 0 0 0 0\ncpu1 100 0 0 100 0 0 0 0\ncpu2 0 0 0 0 0 0 0 0\nintr 5",
+            "cpu 0 0 0 0 0 0 0 0\ncpu0 110 0 0 105 5 0 0 0\ncpu1 120 0 0 100 0 0 0 0\ncpu2 0 0 0 20 0 0 0 0\nintr 6",
+        ]
+    )
+    monkeypatch.setattr(engines, "own_cores", lambda: {0, 1})
+    monkeypatch.setattr(engines.Path, "read_text", lambda path, encoding: next(states))
+    assert engines.idle_cores(0.0) == pytest.approx(0.5)
+    monkeypatch.setattr(engines.Path, "read_text", lambda path, encoding: "nothing of use")
+    assert engines.idle_cores(0.0) == 2.0
+
+
+@pytest.mark.parametrize(("text", "cores"), [("max 100000", 4.0), ("150000 100000", 1.5), ("900000 100000", 4.0)])
+def test_a_containers_quota_counts(monkeypatch: pytest.MonkeyPatch, text: str, cores: float) -> None:
+    monkeypatch.setattr(engines, "own_cores", lambda: {0, 1, 2, 3})
+    monkeypatch.setattr(engines.Path, "read_text", lambda path, encoding: text)
+    assert engines.usable_cores() == cores
+
+
+def test_a_gpu_without_bfloat16_gets_float32_and_few_clients_few_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (7, 5))
+    cuda = torch.device("cuda")
+    old = choose(Experiment(), cuda)
+    assert (old.precision, old.graph) == (torch.float32, True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    assert choose(Experiment(), cuda).precision == torch.bfloat16
+    lanes = {
+        participation: choose(Experiment.parse({"clients": 10, "participation": participation}), cuda).lanes
+        for participation in (1.0, 0.3, 0.2)
+    }
+    assert lanes == {1.0: engines.LANES, 0.3: engines.LANES, 0.2: 1}
 
 
 def test_a_run_keeps_its_number_of_threads(micro: Experiment, tmp_path: Path) -> None:
@@ -122,9 +160,9 @@ def test_what_does_not_work_is_left_out_with_one_line(
 ) -> None:
     _break_fused_views(monkeypatch, plain_too=False)
     with caplog.at_level(logging.WARNING, "fedu2"):
-        backend = _backend(micro, Engine(CPU, fused=True))
+        backend = _backend(micro, Engine(CPU, fused=True, lanes=2))
     assert not backend.engine.fused
-    assert not backend.lanes[0].step.engine.fused
+    assert not any(lane.step.engine.fused for lane in backend.lanes)
     assert [record.getMessage() for record in caplog.records] == [
         "fused and compiled kernels do not work here (no compiler was found): going on with PyTorch's own"
     ]
@@ -261,6 +299,132 @@ def test_a_run_keeps_its_precision(micro: Experiment, tmp_path: Path) -> None:
     assert longer.experiment.precision == "bfloat16"
     assert fedu2.train(_with(micro, "rounds=1"), tmp_path / "auto").experiment.precision == "float32"
     assert run.summary["environment"]["engine"] == "the CPU, bfloat16"
+
+
+class _Graph:
+    """Stands in for a CUDA graph: remembers what was captured and whose noise it draws, and replays a list."""
+
+    made: ClassVar[list[_Graph]] = []
+
+    def __init__(self) -> None:
+        self.noise: torch.Generator | None = None
+        self.replays = 0
+        _Graph.made.append(self)
+
+    def register_generator_state(self, generator: torch.Generator) -> None:
+        self.noise = generator
+
+    def replay(self) -> None:
+        self.replays += 1
+
+
+@pytest.fixture
+def fake_graphs(monkeypatch: pytest.MonkeyPatch) -> type[_Graph]:
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", _Graph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda *arguments, **options: contextlib.nullcontext())
+    _Graph.made.clear()
+    return _Graph
+
+
+def test_graphs_go_by_size_and_tempo(fake_graphs: type[_Graph]) -> None:
+    launched: list[int] = []
+    noise = torch.Generator()
+    steps = CapturedSteps(launched.append, None, noise)  # type: ignore[arg-type]
+    steps.capture(8, 0.9)
+    steps.capture(5, 0.9)
+    eight, five = fake_graphs.made
+    assert eight.noise is five.noise is noise
+    launched.clear()
+    steps(8, 0.9)
+    steps(5, 0.9)
+    steps(5, 0.9)
+    assert (eight.replays, five.replays, launched) == (1, 2, [])
+    steps(8, 0.95)  # another momentum: not the step that was captured
+    assert (eight.replays, launched) == (1, [8])
+    steps.capture(8, 0.95)
+    assert len(steps.graphs) == 1  # those of the former momentum are gone
+    assert steps.wants(5, 0.9, usual=True)
+
+
+def test_too_little_memory_is_no_reason_to_go_on(fake_graphs: type[_Graph]) -> None:
+    def full(size: int) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    steps = CapturedSteps(full, None, torch.Generator())  # type: ignore[arg-type]
+    with pytest.raises(torch.OutOfMemoryError):
+        steps.capture(8, 0.0)
+    assert steps.refusal is None
+
+
+def test_a_trial_that_runs_out_of_memory_stops(micro: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(lane: Lane) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Lane, "try_out", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        _backend(micro, Engine(CPU, compile=True))
+
+
+def test_what_a_method_leaves_behind_does_not_reach_the_next_client(micro: Experiment) -> None:
+    """A payload that judges the model in evaluation mode and clears gradients; lanes must not matter."""
+
+    class Careless(Method):
+        def payload(self, model: Learner, task: Task) -> Memory:
+            model.module.eval()
+            model.module.zero_grad()
+            return {}
+
+    experiment = _with(micro, "clients=3")
+    plain = build(experiment)
+    careless = Careless(experiment, plain.aggregator, plain.regularizers, plain.stays)
+    data = load_dataset("sample", experiment.data)
+    found = []
+    for method in (plain, careless):
+        backend = LocalBackend(method, data.train, [torch.arange(40)] * 3, Engine(CPU))
+        tasks = [Task(1, client, 3, 0.1, 0.0) for client in range(3)]
+        replies = backend.run(tasks, initial_state(method, "cpu").server, {}, Callback())
+        found.append([reply.metrics["loss"] for reply in replies])
+    assert found[0] == found[1]
+
+
+def test_each_epoch_is_reported_with_its_own_losses(micro: Experiment) -> None:
+    heard: list[EpochReport] = []
+
+    class Listening(Callback):
+        def on_epoch(self, report: EpochReport) -> None:
+            heard.append(report)
+
+    backend = _backend(micro, Engine(CPU))
+    server = initial_state(build(resolve(micro)), "cpu").server
+    reply = next(iter(backend.run([Task(1, 0, 3, 0.1, 0.0)], server, {}, Listening())))  # 40 images, one batch an epoch
+    losses = [report.terms["loss"] for report in heard]
+    assert [report.steps for report in heard] == [1, 2, 3]
+    assert len(set(losses)) == 3
+    assert reply.metrics["loss"] == pytest.approx(sum(losses) / 3)
+
+
+def test_a_client_sees_another_order_in_every_round(micro: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[int]] = []
+
+    def watched(images: Tensor, indices: Tensor, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        seen.append(indices.tolist())
+        return training_views(images, indices, *arguments, **options)
+
+    monkeypatch.setattr(step, "training_views", watched)
+    backend = _backend(micro, Engine(CPU))
+    server = initial_state(build(resolve(micro)), "cpu").server
+    for round_ in (1, 2, 1):
+        list(backend.run([Task(round_, 0, 1, 0.1, 0.0)], server, {}, Callback()))
+    assert seen[0] == seen[2] != seen[1]
+
+
+def test_half_precision_is_another_precision(micro: Experiment) -> None:
+    exact, rough = (
+        _replies(_with(micro, f"precision={precision}"))[0].metrics["loss"] for precision in ("float32", "bfloat16")
+    )
+    assert exact != rough
+    assert rough == pytest.approx(exact, rel=0.05)
 
 
 def test_odd_sizes_are_captured_once_they_are_frequent(monkeypatch: pytest.MonkeyPatch) -> None:

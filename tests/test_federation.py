@@ -333,6 +333,21 @@ def test_a_run_whose_checkpoint_is_gone_is_not_played_over(micro: Experiment, tm
     assert (run.path / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.parametrize(("method", "reads"), [("fedu2", True), ("fedbyol", False)])
+def test_the_former_format_is_read_where_clients_remember_nothing(
+    micro: Experiment, tmp_path: Path, method: str, reads: bool
+) -> None:
+    run = fedu2.train(_with(micro, f"method={method}", "rounds=1"), tmp_path / "run")
+    manifest = run.path / "checkpoint" / "round-000001" / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 1}))
+    longer = _with(micro, f"method={method}", "rounds=2")
+    if reads:
+        assert fedu2.train(longer, run.path, resume=True).summary["rounds"] == 2
+    else:
+        with pytest.raises(TrainingError, match="format 1; this version reads 2"):
+            fedu2.train(longer, run.path, resume=True)
+
+
 def test_a_checkpoint_knows_its_own_experiment(micro: Experiment, tmp_path: Path) -> None:
     run = fedu2.train(micro, tmp_path / "run")
     changed = _with(micro, "optimizer.lr=0.5", "rounds=3")

@@ -7,6 +7,7 @@ and the machine, and keeps a reason for each decision, which `fedu2 doctor` show
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -74,14 +75,39 @@ def choose_threads(asked: int | str) -> tuple[int, str]:
     outer = os.environ.get("OMP_NUM_THREADS", "")
     if outer.isdigit() and int(outer) > 0:
         return int(outer), f"asked for by OMP_NUM_THREADS={outer}"
-    cores, load = usable_cores(), os.getloadavg()[0]
-    idle = max(1, min(round(cores), round(cores - load)))
-    return idle, f"{cores:g} cores at a load of {load:.1f}"
+    cores, idle = usable_cores(), idle_cores()
+    return max(1, min(round(cores), round(idle))), f"{idle:.1f} of {cores:g} cores were idle at the start"
+
+
+def own_cores() -> set[int]:
+    """The cores that this process may run on."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def idle_cores(seconds: float = 0.25) -> float:
+    """How many of the own cores nobody else uses at the moment; all of them where the system does not tell."""
+
+    def times() -> dict[int, tuple[int, int]]:  # by core: idle, all
+        found = {}
+        for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
+            name, *counts = line.split()
+            if name.startswith("cpu") and name[3:].isdigit():
+                numbers = [int(count) for count in counts[:8]]
+                found[int(name[3:])] = numbers[3] + numbers[4], sum(numbers)
+        return found
+
+    try:
+        before = times()
+        time.sleep(seconds)
+        after = times()
+        return sum((after[c][0] - before[c][0]) / max(1, after[c][1] - before[c][1]) for c in own_cores())
+    except (OSError, ValueError, LookupError):
+        return float(len(own_cores()))
 
 
 def usable_cores() -> float:
     """Cores that this process may use: by affinity, and by the quota of a container."""
-    cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    cores = float(len(own_cores()))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
         return cores if quota == "max" else min(cores, int(quota) / int(period))
@@ -139,6 +165,6 @@ def _lanes(experiment: Experiment, graph: bool) -> tuple[int, str]:
         return asked, f"asked for by engine.lanes={asked}"
     if not graph:
         return 1, "without captured steps the host is the bottleneck"
-    if experiment.participation * experiment.clients < LANES:
+    if round(experiment.participation * experiment.clients) < LANES:
         return 1, "a round has too few clients"
     return LANES, "their kernels fill each other's gaps"

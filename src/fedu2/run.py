@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from fedu2._version import __version__
 from fedu2.data import Dataset, ImageSet, load_dataset, make_partition
-from fedu2.engine import Engine, choose, choose_device, choose_threads
+from fedu2.engine import Engine, choose, choose_device, choose_threads, usable_cores
 from fedu2.errors import DataError, TrainingError, UsageError
 from fedu2.evaluation.monitor import evaluate
 from fedu2.experiment import Experiment
@@ -119,7 +119,9 @@ def _settled(experiment: Experiment, device: torch.device, resumed: RunDirectory
         return experiment
     if precision == "bfloat16":
         log.warning("precision=bfloat16 is slow on most CPUs")
-    threads, _ = choose_threads(experiment.engine.threads)
+    threads, why = choose_threads(experiment.engine.threads)
+    if experiment.engine.threads == "auto" and threads < round(usable_cores()):
+        log.info("training on %d CPU thread%s: %s (engine.threads)", threads, "s" if threads > 1 else "", why)
     torch.set_num_threads(threads)
     return experiment.with_(engine__threads=threads)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedu2.experiment import Experiment
 
-__all__ = ["batches_in_epoch", "local_batches", "steps_of"]
+__all__ = ["batches_in_epoch", "local_batches", "sizes_of", "steps_of"]
 
 
 def batches_in_epoch(examples: int, experiment: Experiment) -> int:
@@ -21,6 +21,14 @@ def batches_in_epoch(examples: int, experiment: Experiment) -> int:
     if experiment.last_batch == "fill" or (experiment.last_batch == "keep" and rest > 1):
         return -(-examples // size)
     return examples // size
+
+
+def sizes_of(examples: int, experiment: Experiment) -> list[int]:
+    """The sizes of a client's batches, the usual one first."""
+    size, rest = experiment.batch_size, examples % experiment.batch_size
+    if examples <= size:
+        return [examples]
+    return [size, rest] if experiment.last_batch == "keep" and rest > 1 else [size]
 
 
 def steps_of(examples: Sequence[int], experiment: Experiment) -> list[int]:

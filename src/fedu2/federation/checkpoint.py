@@ -35,7 +35,8 @@ __all__ = ["Checkpoints"]
 
 log = logging.getLogger("fedu2")
 
-FORMAT = 1
+FORMAT = 2
+UNCHANGED = 1  # what clients remember is laid out otherwise since then; the rest is as it was
 KEPT = 2
 
 
@@ -140,7 +141,8 @@ def _read_manifest(place: Path) -> dict[str, Any]:
         whole = False
     if not whole:
         raise TrainingError(f"checkpoint file {path} is missing or damaged")
-    if manifest.get("format") != FORMAT:
+    remembers = any(name.startswith("client-") for name in manifest["files"])
+    if manifest.get("format") not in (FORMAT, *([] if remembers else [UNCHANGED])):
         raise TrainingError(f"checkpoint {place} has format {manifest.get('format')}; this version reads {FORMAT}")
     return dict(manifest)
 

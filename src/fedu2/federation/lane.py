@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedu2.engine import Engine
 from fedu2.federation.backend import Observer
-from fedu2.federation.batches import batches_in_epoch, local_batches
+from fedu2.federation.batches import batches_in_epoch, local_batches, sizes_of
 from fedu2.federation.capture import WARM_UP, CapturedSteps
 from fedu2.federation.report import Reading, Report
 from fedu2.federation.step import Step
@@ -68,6 +68,9 @@ class Lane:
             if unread:  # of the epoch before: it has arrived while this one was being launched
                 report.add(unread)
             unread = self._read(epoch)
+            if not self.stream:  # nothing is on its way
+                report.add(unread)
+                unread = None
         self.wait()
         if unread:
             report.add(unread)
@@ -114,12 +117,13 @@ class Lane:
 
     def _capture(self, share: Tensor, task: Task) -> None:
         """Capture the step for this client's batches if that is due; before its model arrives, for it trains."""
-        size, tempo = min(len(share), self.order.shape[1]), self.step.learner.tempo(task.progress)
-        if self.captured and self.captured.wants(size, tempo, usual=size == self.order.shape[1]):
-            with self._rehearsal():
-                self.step.begin(task)
-                self._load([share[:size]] * (WARM_UP + 1))
-                self.captured.capture(size, tempo)
+        tempo = self.step.learner.tempo(task.progress)
+        for size in sizes_of(len(share), self.experiment):
+            if self.captured and self.captured.wants(size, tempo, usual=size == self.order.shape[1]):
+                with self._rehearsal():
+                    self.step.begin(task)
+                    self._load([share[:size]] * (WARM_UP + 1))
+                    self.captured.capture(size, tempo)
 
     @contextlib.contextmanager
     def _rehearsal(self) -> Iterator[None]:

@@ -34,8 +34,6 @@ class Step:
         self.recipes = views_for(experiment.views, str(experiment.objective))
         self.noise = torch.Generator(images.device)
         self.gradients = model.gradients()
-        for parameter, gradient in self.gradients:
-            parameter.grad = gradient
         self.optimizer = make_optimizer([model.trained], experiment.optimizer, on_gpu=images.is_cuda)
         self.half = HalfWeights(model) if images.is_cuda and engine.precision == torch.bfloat16 else None
         self.progress = 0.0
@@ -50,6 +48,7 @@ class Step:
         """A client's first step comes next: its own noise and learning rate, and an optimizer without a past."""
         self.noise.manual_seed(derive(self.method.experiment.seed, "noise", task.round, task.client))
         self.progress = task.progress
+        self.learner.train()
         restart(self.optimizer, task.lr)
 
     def __call__(self, indices: Tensor) -> Tensor:
@@ -73,6 +72,8 @@ class Step:
         """Gradients into `model.trained.grad`: added up in place, or on a GPU collected by a few kernels."""
         if not self.images.is_cuda:
             self.model.trained.grad.zero_()  # type: ignore[union-attr]
+            for parameter, gradient in self.gradients:  # in every step: a method may have cleared them
+                parameter.grad = gradient
             loss.backward()
             return
         holders = self.half.holders(self.gradients) if self.half else self.gradients

@@ -131,7 +131,8 @@ class Method:
         """Client: L = ℓ_a + Σ weighted regularisers, and its terms to log.
 
         On a GPU this is run a few times, then captured and replayed: every step must launch the same kernels on the
-        same memory. No Python counters, no values read on the host, no randomness but `generator`'s.
+        same memory. No Python counters, no values read on the host, no randomness but `generator`'s. Weights of
+        convolutions and linear layers may be half-precision copies in here.
         """
         outcome = learner(batch.view1, batch.view2)
         total, terms = outcome.loss, {"align": outcome.loss.detach()}
