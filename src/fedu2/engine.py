@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from fedu2.errors import UsageError
+from fedu2.errors import UsageError, first_line
 from fedu2.experiment import Experiment
 from fedu2.kernels import why_not
 
@@ -59,9 +59,8 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device).add_(1).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise UsageError(f"device={name} cannot be used on this machine: {reason}") from None
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # PyTorch asserts that it was built for CUDA
+        raise UsageError(f"device={name} cannot be used on this machine: {first_line(error)}") from None
     return device
 
 

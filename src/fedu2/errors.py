@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["DataError", "FedU2Error", "Interrupted", "TrainingError", "UsageError", "did_you_mean"]
+__all__ = ["DataError", "FedU2Error", "Interrupted", "TrainingError", "UsageError", "did_you_mean", "first_line"]
 
 
 class FedU2Error(Exception):
@@ -42,3 +42,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A phrase such as `; did you mean 'byol'?`, or an empty string when nothing is near."""
     nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean {nearest[0]!r}?" if nearest else ""
+
+
+def first_line(error: BaseException) -> str:
+    """What another library's error says, short enough for a sentence of ours; its type if it says nothing."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -19,6 +19,8 @@ from types import ModuleType
 
 import torch
 
+from fedu2.errors import first_line
+
 __all__ = ["INTERPRETED", "fused", "load", "ready", "why_not"]
 
 MODULES = {  # they need Triton
@@ -92,7 +94,3 @@ def broken_module() -> str | None:
     except Exception as error:
         return first_line(error)
     return None
-
-
-def first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__

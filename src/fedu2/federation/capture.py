@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import torch
 
+from fedu2.errors import first_line
+
 __all__ = ["CapturedSteps"]
 
 log = logging.getLogger("fedu2")
@@ -48,7 +50,7 @@ class CapturedSteps:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            self.refusal = str(error).splitlines()[0]
+            self.refusal = first_line(error)
             log.warning("the step cannot be captured in a CUDA graph (%s): it is launched anew each time", self.refusal)
             return
         self.graphs[size, tempo] = graph

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedu2.data import ImageSet
 from fedu2.engine import Engine, choose, without_graph
-from fedu2.errors import FedU2Error
+from fedu2.errors import FedU2Error, first_line
 from fedu2.federation.backend import Observer
 from fedu2.federation.lane import Lane
 from fedu2.methods import Memory, Method, Reply, ServerState, Task
@@ -84,8 +84,8 @@ def _first_lane(method: Method, images: Tensor, shares: Sequence[Tensor], engine
             engine = replace(engine, fused=False, compile=False)
             lane = Lane(method, images, shares, engine)
             lane.try_out()  # an error that has nothing to do with the engine comes out here
-            reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-            log.warning("fused and compiled kernels do not work here (%s): going on with PyTorch's own", reason)
+            why = first_line(error)
+            log.warning("fused and compiled kernels do not work here (%s): going on with PyTorch's own", why)
     if not lane.can_capture():
         engine = without_graph(engine, method.experiment)
     return lane, engine

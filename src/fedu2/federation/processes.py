@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from fedu2.errors import FedU2Error, TrainingError, UsageError
+from fedu2.errors import FedU2Error, TrainingError, UsageError, first_line
 from fedu2.experiment import Experiment
 from fedu2.federation.backend import Backend, EpochReport, Observer
 from fedu2.federation.callbacks import Callback
@@ -68,7 +68,7 @@ def join() -> Processes | None:
     try:
         dist.init_process_group("gloo", timeout=TO_MEET)
     except (RuntimeError, ValueError) as error:
-        raise TrainingError(f"the {size} processes did not meet: {_first_line(error)}") from None
+        raise TrainingError(f"the {size} processes did not meet: {first_line(error)}") from None
     if rank == 0:
         signal.signal(signal.SIGTERM, _told_to_end)
     group = Processes(rank, size)
@@ -221,7 +221,7 @@ class _Worker:
         if isinstance(error, FedU2Error):
             return str(error)
         traceback.print_exception(error)  # a bug: only this process can show where
-        return f"process {self.rank} failed: {type(error).__name__}: {_first_line(error)}"
+        return f"process {self.rank} failed: {type(error).__name__}: {first_line(error)}"
 
 
 class _Broken:
@@ -311,7 +311,3 @@ def _lost(rank: int, error: RuntimeError) -> _Gone:
     if "timed out" in str(error).lower():
         return _Gone(f"process {rank} has not answered for {TO_ANSWER}")
     return _Gone(f"process {rank} has ended unexpectedly")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0]
