@@ -23,12 +23,13 @@ from fedu2.federation.backend import EpochReport
 from fedu2.federation.callbacks import Callback
 from fedu2.federation.capture import WORTH_CAPTURING, CapturedSteps
 from fedu2.federation.lane import Lane
-from fedu2.federation.local import LocalBackend
+from fedu2.federation.local import LocalBackend, _Queue
 from fedu2.federation.rounds import initial_state
 from fedu2.federation.step import HalfWeights
 from fedu2.methods import Batch, Learner, Memory, Method, Reply, Task, build, resolve
 from fedu2.models.base import encoders
 from fedu2.models.flat import FlatModel
+from fedu2.models.norm import Norm
 from fedu2.views import training_views
 
 CPU = torch.device("cpu")
@@ -144,6 +145,22 @@ def test_several_lanes_begin_with_the_longest_client(micro: Experiment) -> None:
     replies = list(backend.run(tasks, initial_state(method, "cpu").server, {}, Callback()))
     assert [reply.client for reply in replies] == [1, 0, 2]  # 2 began first and takes as long as both others
     assert [reply.samples for reply in replies] == [2 * 32, 32, 6 * 32]
+
+
+def test_clients_smaller_than_a_batch_are_for_the_first_lane(micro: Experiment) -> None:
+    experiment = _with(micro, "engine.lanes=2", "clients=5")
+    data = load_dataset("sample", experiment.data)
+    shares = [torch.arange(n) for n in (40, 10, 64, 20, 96)]
+    lanes = LocalBackend(build(experiment), data.train, shares).lanes
+    tasks = [Task(1, client, steps, 0.1, 0.0) for client, steps in enumerate((1, 1, 2, 1, 3))]
+    waiting = _Queue(tasks, lanes)
+    turns = [lanes[1], lanes[0], lanes[0], lanes[1], lanes[0]]
+    assert [waiting.pop(lane).client for lane in turns] == [4, 1, 3, 2, 0]
+    left = _Queue(tasks[1:3], lanes)
+    assert [left.pop(lanes[1]).client for _ in range(2)] == [2, 1]  # the second lane, too, when nothing else is left
+    assert not left
+    alone = _Queue(tasks, lanes[:1])
+    assert [alone.pop(lanes[0]).client for _ in tasks] == [0, 1, 2, 3, 4]
 
 
 def _break_fused_views(monkeypatch: pytest.MonkeyPatch, *, plain_too: bool) -> None:
@@ -268,9 +285,10 @@ class Tied(nn.Module):
         return self.two(self.one(x).relu()) + self.calls / 100
 
 
+encoders.register("tied")(lambda width: Tied())
+
+
 def test_tied_weights_have_one_copy_and_integers_start_afresh(micro: Experiment) -> None:
-    if "tied" not in encoders:
-        encoders.register("tied")(lambda width: Tied())
     experiment = _with(micro, "encoder=tied", "width=null")
     method = build(experiment)
     model = FlatModel(method.learner())
@@ -287,10 +305,17 @@ def test_tied_weights_have_one_copy_and_integers_start_afresh(micro: Experiment)
 def test_only_encoders_that_keep_views_apart_see_them_stacked(micro: Experiment) -> None:
     ours = _backend(micro, Engine(CPU, fused=True)).lanes[0].step.learner
     assert ours.paired
-    if "tied" not in encoders:
-        encoders.register("tied")(lambda width: Tied())
     foreign = _backend(_with(micro, "encoder=tied", "width=null"), Engine(CPU, fused=True)).lanes[0].step.learner
     assert not foreign.paired
+    assert all(child.fused for child in foreign.modules() if isinstance(child, Norm))
+
+
+def test_what_is_compiled_has_no_hand_written_kernels(micro: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.Module, "compile", lambda module: None)
+    step_of = _backend(_with(micro, "encoder=tied", "width=null"), Engine(CPU, fused=True, compile=True)).lanes[0].step
+    norms = [child for child in step_of.learner.modules() if isinstance(child, Norm)]
+    assert norms
+    assert not any(norm.fused for norm in norms)
 
 
 def test_a_run_keeps_its_precision(micro: Experiment, tmp_path: Path) -> None:

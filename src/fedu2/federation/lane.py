@@ -42,6 +42,7 @@ class Lane:
         self.history: Tensor | None = None
         self.stream = torch.cuda.Stream(images.device) if images.is_cuda else None
         self.marks: deque[torch.cuda.Event] = deque()  # ends of the stretches of steps that are on the stream
+        self.finishing = False  # nothing is left to launch for the client
         self.captured: CapturedSteps | None = None
         if self.stream and engine.graph:
             self.captured = CapturedSteps(self._train_on_next, self.stream, self.step.noise)
@@ -71,6 +72,8 @@ class Lane:
             if not self.stream:  # nothing is on its way
                 report.add(unread)
                 unread = None
+        self.finishing = True
+        yield  # other lanes need not wait for the last steps of this one
         self.wait()
         if unread:
             report.add(unread)
@@ -99,11 +102,15 @@ class Lane:
         self._capture(self.shares[largest], Task(1, largest, 1, self.experiment.optimizer.lr, 0.0))
         return self.captured is None or self.captured.refusal is None
 
-    def has_room(self, ahead: int) -> bool:
-        """Whether fewer than `ahead` stretches are on the stream."""
+    def is_odd(self, task: Task) -> bool:
+        """Whether the client is smaller than a batch, so that its steps keep the host busier than the GPU."""
+        return len(self.shares[task.client]) < self.order.shape[1]
+
+    def wants_a_turn(self, ahead: int) -> bool:
+        """Whether fewer than `ahead` stretches are on the stream; with nothing to add to them, whether none is."""
         while self.marks and self.marks[0].query():
             self.marks.popleft()
-        return len(self.marks) < ahead
+        return len(self.marks) < (1 if self.finishing else ahead)
 
     def wait_for_oldest(self) -> None:
         """Until the oldest stretch is done."""
@@ -112,6 +119,7 @@ class Lane:
     def wait(self) -> None:
         """Until all work of this lane is done."""
         self.marks.clear()
+        self.finishing = False
         if self.stream:
             self.stream.synchronize()
 

@@ -43,14 +43,15 @@ class LocalBackend:
     def run(
         self, tasks: Sequence[Task], server: ServerState, memories: Mapping[int, Memory], observer: Observer
     ) -> Iterator[Reply]:
-        """Train the tasks; with several lanes the longest begin first, so that all lanes end at about the same time."""
-        waiting = deque(sorted(tasks, key=lambda task: -task.steps) if len(self.lanes) > 1 else tasks)
+        """Train the tasks, on several lanes in an order that keeps all of them busy to the end."""
+        waiting = _Queue(tasks, self.lanes)
         idle = list(self.lanes)
         busy: dict[Lane, Generator[None, None, Reply]] = {}
         try:
             while waiting or busy:
                 while waiting and idle:
-                    task, lane = waiting.popleft(), idle.pop()
+                    lane = idle.pop()
+                    task = waiting.pop(lane)
                     busy[lane] = lane.train(task, server, memories.get(task.client), observer)
                 for lane in self._ready(list(busy)):
                     try:
@@ -65,11 +66,34 @@ class LocalBackend:
 
     def _ready(self, lanes: list[Lane]) -> list[Lane]:
         """The lanes whose streams will soon run dry; waits until there is one."""
-        ready = [lane for lane in lanes if lane.has_room(AHEAD)]
+        ready = [lane for lane in lanes if lane.wants_a_turn(AHEAD)]
         if not ready:
             lanes[0].wait_for_oldest()
             ready = [lanes[0]]
         return ready
+
+
+class _Queue:
+    """Tasks that wait for a lane: the longest first, so that all lanes end at about the same time.
+
+    Clients smaller than a batch are for the first lane, and for others when nothing else is left: their steps are
+    launched kernel by kernel, and meanwhile the other lanes have long work for the GPU.
+    """
+
+    def __init__(self, tasks: Sequence[Task], lanes: Sequence[Lane]) -> None:
+        self.first = lanes[0]
+        several = len(lanes) > 1
+        longest = sorted(tasks, key=lambda task: -task.steps) if several else tasks
+        self.odd = deque(task for task in longest if several and self.first.is_odd(task))
+        self.usual = deque(task for task in longest if not (several and self.first.is_odd(task)))
+
+    def __len__(self) -> int:
+        return len(self.odd) + len(self.usual)
+
+    def pop(self, lane: Lane) -> Task:
+        """The next task for an idle lane."""
+        queues = (self.odd, self.usual) if lane is self.first else (self.usual, self.odd)
+        return next(queue for queue in queues if queue).popleft()
 
 
 def _first_lane(method: Method, images: Tensor, shares: Sequence[Tensor], engine: Engine) -> tuple[Lane, Engine]:

@@ -40,8 +40,10 @@ class Step:
         self.names: tuple[str, ...] = ()  # of the terms, known after the first step
         # Both views in one pass: half the kernels, and enough work in each for a large GPU.
         self.learner.paired = engine.fused and _keeps_views_apart(self.learner)
-        use_fused(self.learner, engine.fused)
-        if engine.compile and not self.learner.paired:
+        compiled = engine.compile and not self.learner.paired
+        # Not both: the compiler looks into hand-written kernels, and makes illegal memory accesses of our norms.
+        use_fused(self.learner, engine.fused and not compiled)
+        if compiled:
             self.learner.compile()
 
     def begin(self, task: Task) -> None:
