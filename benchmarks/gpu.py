@@ -33,12 +33,13 @@ from fedu2.doctor import version_of
 from fedu2.engine import LANES, usable_cores
 from fedu2.evaluation import knn_accuracy
 from fedu2.evaluation.monitor import evaluate, extract
-from fedu2.experiment import EUAOptions, Experiment
+from fedu2.experiment import Experiment
 from fedu2.federation.callbacks import Callback
 from fedu2.federation.local import LocalBackend
 from fedu2.federation.rounds import initial_state, play_round
 from fedu2.methods import ServerState, Task, build, resolve
 from fedu2.models.flat import FlatModel
+from fedu2.options import EUAOptions
 
 FORWARD_GFLOP = 2 * 0.557  # ResNet-18, one 32-pixel image
 PASSES = {"simclr": 3, "simsiam": 3, "byol": 4}  # forward passes' worth of work, a view: 1 + 2 backward (+ 1 target)

@@ -20,7 +20,7 @@ from fedu2.data.cifar import CIFAR10, CIFAR100, Release, find_release, read_rele
 from fedu2.data.download import download
 from fedu2.data.safe_pickle import UnsafePickleError, load_plain
 from fedu2.errors import DataError
-from fedu2.experiment import DataOptions
+from fedu2.options import DataOptions
 
 IMAGES = 7  # in each file of the small releases made here
 RELEASES = {release.folder: replace(release, images=(IMAGES, IMAGES)) for release in CIFAR10 + CIFAR100}

@@ -15,7 +15,8 @@ from torch import Tensor
 from fedu2.aggregators import Aggregate, Updates, aggregators
 from fedu2.aggregators.eua import eua, guarded, unify
 from fedu2.aggregators.min_norm import min_norm_weights
-from fedu2.experiment import EUAOptions, Experiment
+from fedu2.experiment import Experiment
+from fedu2.options import EUAOptions
 
 START = torch.tensor([10.0, 20.0], dtype=torch.float64)
 # Δ₁ = (1, 0), Δ₂ = (0, 2): g₁ = (−2, 0), g₂ = (0, −1), so p = (1/5, 4/5) and w ∝ (1/5 / 1, 4/5 / 4) = (1/2, 1/2).

@@ -16,7 +16,8 @@ from fedu2.data import decode as decoder
 from fedu2.data.decode import decode_image
 from fedu2.data.folder import held_out
 from fedu2.errors import DataError, UsageError
-from fedu2.experiment import DataOptions, Experiment
+from fedu2.experiment import Experiment
+from fedu2.options import DataOptions
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedu2.errors import UsageError
-from fedu2.experiment import FUROptions
+from fedu2.options import FUROptions
 from fedu2.regularizers import fur, fur_toward, sphere_points
 from fedu2.seeds import generator
 

@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedu2.experiment import BYOLOptions, Experiment
+from fedu2.experiment import Experiment
 from fedu2.models import build_encoder
 from fedu2.objectives import BYOL, SimCLR, SimSiam, nt_xent, objectives
 from fedu2.objectives.byol import momentum_at
+from fedu2.options import BYOLOptions
 
 
 def _build(name: str, **options: object):

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from fedu2.data import Dataset, ImageSet, load_partition, make_partition, partition, save_partition
 from fedu2.data.partition import strategies
 from fedu2.errors import DataError, UsageError
-from fedu2.experiment import Experiment, PartitionOptions
+from fedu2.experiment import Experiment
+from fedu2.options import PartitionOptions
 
 LABELS = torch.arange(1000) % 10
 

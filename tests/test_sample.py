@@ -11,7 +11,7 @@ from fedu2.data import Dataset, ImageSet, datasets, load_dataset
 from fedu2.data.base import resize_images
 from fedu2.data.embedded import write_sheet
 from fedu2.errors import DataError, UsageError
-from fedu2.experiment import DataOptions
+from fedu2.options import DataOptions
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedu2.experiment import Experiment, FUROptions
+from fedu2.experiment import Experiment
 from fedu2.methods import methods
 from fedu2.objectives import Outcome
+from fedu2.options import FUROptions
 from fedu2.regularizers import fur, sphere_points
 from fedu2.regularizers.term import FUR
 from fedu2.seeds import generator

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedu2.errors import DataError, UsageError
-from fedu2.experiment import ViewOptions
+from fedu2.options import ViewOptions
 from fedu2.views import (
     RECIPES,
     Box,

@@ -13,7 +13,7 @@ import torch
 
 from fedu2.data import ImageSet, load_dataset
 from fedu2.data.embedded import write_sheet
-from fedu2.experiment import DataOptions
+from fedu2.options import DataOptions
 
 SAMPLE = Path(__file__).parent.parent / "src" / "fedu2" / "data" / "sample"
 

@@ -16,10 +16,11 @@ from rich.table import Table
 from fedu2.console import Progress, result_table
 from fedu2.data import cache_directory
 from fedu2.data import datasets as known_datasets
-from fedu2.errors import Interrupted
+from fedu2.errors import Interrupted, UsageError
 from fedu2.experiment import SAMPLE_DEFAULTS, Experiment
+from fedu2.methods import MethodCard, plain_fedavg, resolve
 from fedu2.methods import methods as known_methods
-from fedu2.methods import resolve
+from fedu2.objectives import objectives
 from fedu2.parsing import choices, fields, leaves
 from fedu2.run import Run, train
 from fedu2.rundir import RunDirectory, open_ended
@@ -56,7 +57,9 @@ def _experiment(settings: Sequence[str], config: Path | None, resumed: Path | No
 
 def _fedavg(console: Console, run: Run) -> Run:
     """The same training without FUR and EUA, written inside the run; goes on where it was interrupted."""
-    plain = run.experiment.with_(aggregator="fedavg", fur__weight=0.0)
+    plain = plain_fedavg(run.experiment)
+    if plain is None:
+        raise UsageError(f"method={run.experiment.method} is plain FedAvg: there is nothing to compare it with")
     inside = run.path / "fedavg"
     begun = (inside / "config.yaml").exists()
     return train(plain, inside, resume=begun, callbacks=[Progress(console, "FedAvg, for comparison")])
@@ -70,15 +73,14 @@ def _earlier_comparison(run: Run) -> dict[str, Any] | None:
 
 
 def _title(experiment: Experiment) -> str:
-    names = {"fedu2": "FedU²", "byol": "BYOL", "simclr": "SimCLR", "simsiam": "SimSiam"}
-    method = names.get(experiment.method, experiment.method)
-    return f"{method} with {names.get(str(experiment.objective), str(experiment.objective))}"
+    objective = str(experiment.objective)
+    return f"{known_methods[experiment.method].title} with {getattr(objectives[objective], '__name__', objective)}"
 
 
 def _next_steps(console: Console, run: Run, compared: bool) -> None:
     """Commands that work when they are typed as printed."""
     program, experiment = _program(), run.experiment
-    unlike_fedavg = experiment.aggregator != "fedavg" or experiment.method == "fedu2"
+    unlike_fedavg = plain_fedavg(experiment) is not None
     go_on = f"{program} train --resume --out {shlex.quote(str(run.path))}"
     commands = [
         *([f"{go_on} --compare  # against plain FedAvg, at equal cost"] if unlike_fedavg and not compared else []),
@@ -140,12 +142,28 @@ def list_methods(console: Console) -> None:
     """`fedu2 methods`."""
     for name in known_methods:
         card = known_methods[name]
-        target = f" · BYOL target {card.target}" if "byol" in card.objectives else ""
-        console.print(f"[bold]{name}[/bold]  {card.summary}", highlight=False)
-        console.print(
-            f"    objectives {', '.join(card.objectives)} · aggregator {card.aggregator}{target}", highlight=False
-        )
+        target = f" · target network {card.target}" if _has_target(card) else ""
+        console.print(f"[bold]{name}[/bold]  {card.title}: {card.summary}", highlight=False)
+        for line in (
+            f"objective {', '.join(card.objectives)} · aggregator {card.aggregator}{target}",
+            f"sends {_sends(card)} · a client remembers {_remembers(card)}",
+        ):
+            console.print(f"    {line}", highlight=False)
         console.print(f"    {card.reference}\n", style="dim", highlight=False)
+
+
+def _has_target(card: MethodCard) -> bool:
+    return any(getattr(objectives[name], "has_target", False) for name in card.objectives)
+
+
+def _sends(card: MethodCard) -> str:
+    target = "target network" if _has_target(card) and card.target == "shared" else ""
+    return ", ".join(filter(None, ("encoder", "heads", target, card.sends)))
+
+
+def _remembers(card: MethodCard) -> str:
+    target = "its target network" if _has_target(card) and card.target == "local" else ""
+    return ", ".join(filter(None, (target, card.remembers))) or "nothing"
 
 
 def list_datasets(console: Console) -> None:

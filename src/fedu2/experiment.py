@@ -12,162 +12,35 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
 from fedu2 import parsing
 from fedu2.errors import UsageError
+from fedu2.options import (
+    AlignUniformOptions,
+    BYOLOptions,
+    DataOptions,
+    EngineOptions,
+    EUAOptions,
+    EvaluationOptions,
+    FedDecorrOptions,
+    FedEMAOptions,
+    FedUOptions,
+    FedXOptions,
+    FUROptions,
+    HeadOptions,
+    LDAWAOptions,
+    OptimizerOptions,
+    Options,
+    OrchestraOptions,
+    PartitionOptions,
+    RotationOptions,
+    SimCLROptions,
+    SSDOptions,
+    ViewOptions,
+)
 
-__all__ = [
-    "BYOLOptions",
-    "DataOptions",
-    "EUAOptions",
-    "EngineOptions",
-    "EvaluationOptions",
-    "Experiment",
-    "FUROptions",
-    "HeadOptions",
-    "OptimizerOptions",
-    "PartitionOptions",
-    "SimCLROptions",
-    "ViewOptions",
-]
-
-
-class Options(BaseModel):
-    """A group of keys: closed (no unknown names) and immutable."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class DataOptions(Options):
-    """Where images come from."""
-
-    root: str | None = Field(None, description="directory that holds the data set; default: the cache")
-    download: bool = Field(True, description="fetch a missing archive when the network allows")
-    layout: Literal["auto", "clients", "images"] = Field(
-        "auto", description="dataset=folder: one sub-folder per client, or one folder that is partitioned"
-    )
-    holdout: float = Field(0.1, ge=0, lt=1, description="dataset=folder: share of images kept for evaluation")
-    image_size: int = Field(32, ge=8, le=512, description="side of the square images that the encoder sees")
-
-
-class PartitionOptions(Options):
-    """How training images are dealt out to clients; see also the top-level keys partition and alpha."""
-
-    min_size: int = Field(8, ge=1, description="dirichlet, quantity: fewest images of a client")
-    classes_per_client: int = Field(2, ge=1, description="partition=classes: classes that a client holds")
-    file: str | None = Field(None, description="partition=file: JSON file with one list of indices per client")
-
-
-class ViewOptions(Options):
-    """Random views; a field left at None takes the value of the recipe."""
-
-    recipe: Literal["auto", "simclr", "byol", "simsiam", "weak", "none"] = Field(
-        "auto", description="named set of augmentations; auto: that of the objective"
-    )
-    crop_scale: tuple[float, float] | None = Field(None, description="range of the crop's share of the area")
-    flip: float | None = Field(None, ge=0, le=1, description="probability of a horizontal flip")
-    jitter: float | None = Field(None, ge=0, le=1, description="probability of colour jitter")
-    brightness: float | None = Field(None, ge=0, description="strength of the jitter")
-    contrast: float | None = Field(None, ge=0, description="strength of the jitter")
-    saturation: float | None = Field(None, ge=0, description="strength of the jitter")
-    hue: float | None = Field(None, ge=0, le=0.5, description="strength of the jitter")
-    grayscale: float | None = Field(None, ge=0, le=1, description="probability of grayscale")
-    blur: float | None = Field(None, ge=0, le=1, description="probability of Gaussian blur")
-    solarize: float | None = Field(None, ge=0, le=1, description="probability of solarisation of the second view")
-
-
-class HeadOptions(Options):
-    """Projector and predictor: two-layer MLPs with batch norm and ReLU between (512→2048→512 for ResNet-18)."""
-
-    hidden: int | None = Field(None, ge=1, description="default: four times the encoder's features")
-    out: int | None = Field(None, ge=1, description="dimension d of the projections; default: the encoder's features")
-
-
-class SimCLROptions(Options):
-    """NT-Xent."""
-
-    temperature: float = Field(0.5, gt=0, description="τ of NT-Xent")
-
-
-class BYOLOptions(Options):
-    """The target network θ' ← m θ' + (1 − m) θ, moved after every step."""
-
-    momentum: float = Field(0.99, ge=0, le=1, description="m of the target network")
-    momentum_schedule: Literal["constant", "cosine"] = Field(
-        "constant", description="cosine: m rises to 1 over the rounds, as in the BYOL paper"
-    )
-    target: Literal["auto", "shared", "local"] = Field(
-        "auto",
-        description="shared: travels and is aggregated; local: stays at the client; auto: as the method asks",
-    )
-
-
-class OptimizerOptions(Options):
-    """The clients' local optimizer; its state starts afresh in every round."""
-
-    name: Literal["sgd", "adam", "adamw"] = Field("sgd", description="its state starts afresh in every round")
-    lr: float = Field(0.032, gt=0, le=1e30, description="learning rate")
-    momentum: float = Field(0.9, ge=0, lt=1, description="sgd only")
-    weight_decay: float = Field(1e-4, ge=0, description="on all parameters")
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        (0.9, 0.999), description="adam and adamw only"
-    )
-    schedule: Literal["constant", "cosine"] = Field("constant", description="of the learning rate over rounds")
-
-
-class FUROptions(Options):
-    """Flexible uniform regulariser: unbalanced transport toward random points on the sphere."""
-
-    weight: float = Field(0.1, ge=0, description="λ_U; 0 switches FUR off")
-    form: Literal["cosine", "literal"] = Field(
-        "cosine",
-        description="cosine: unit masses, cost 1 − ⟨z, s⟩, moves mass; literal: as printed, moves none",
-    )
-    solver: Literal["sinkhorn", "fast", "exact"] = Field(
-        "sinkhorn", description="of the transport problem; `fedu2.regularizers.transport` has their accuracy"
-    )
-    output: Literal["projector", "encoder"] = Field("projector", description="the output that FUR acts on")
-    tau_a: float = Field(0.8, gt=0, description="τ_a, penalty on the marginal of the batch")
-    tau_b: float = Field(0.8, gt=0, description="τ_b, penalty on the marginal of the reference points")
-    references: int | None = Field(None, ge=1, description="M, number of reference points; default: the batch size")
-
-
-class EUAOptions(Options):
-    """Efficient unified aggregator: min-norm combination of the clients' update directions."""
-
-    step: Literal["convex", "fedavg_norm", "literal", "unit"] = Field(
-        "convex", description="how long the server's step is along the unified direction"
-    )
-    server_lr: float = Field(1.0, gt=0, description="factor η on that step")
-    phi: float = Field(0.1, gt=0, description="φ of the paper; step=literal only")
-    guard: float | None = Field(
-        3.0, ge=1, description="a client's weight is at most guard times its data share; null switches it off"
-    )
-    buffers: Literal["same", "size"] = Field(
-        "size", description="batch-norm buffers: the same weights as the parameters, or by data size"
-    )
-
-
-class EvaluationOptions(Options):
-    """What is measured while training. Labels are used here and by class-wise partitions, nowhere else."""
-
-    every: int = Field(1, ge=0, description="evaluate every n rounds; 0: after the last round only")
-    k: int = Field(200, ge=1, description="neighbours in kNN")
-    temperature: float = Field(0.1, gt=0, description="of the kNN vote")
-    batch_size: int = Field(512, ge=1, description="images a forward pass")
-
-
-class EngineOptions(Options):
-    """Fast paths, used where they work: the same results up to rounding. `fedu2 doctor` shows what is used."""
-
-    graph: bool = Field(True, description="capture the training step in a CUDA graph and replay it")
-    fused: bool = Field(True, description="hand-written GPU kernels for batch norm, views and transport")
-    compile: bool = Field(True, description="torch.compile for encoders that have no hand-written kernels")
-    lanes: Annotated[int, Field(ge=1, le=16)] | Literal["auto"] = Field("auto", description="clients trained at once")
-    threads: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = Field(
-        "auto", description="CPU threads; auto: as many as there are idle cores"
-    )
+__all__ = ["Experiment"]
 
 
 # What suits the embedded sample on two CPU cores, in place of the paper's setting.
@@ -191,8 +64,8 @@ class Experiment(Options):
     """
 
     method: str = Field("fedu2", description="what clients and server compute; `fedu2 methods` lists them")
-    objective: str | None = Field(None, description="ℓ_a: simclr, simsiam or byol; default: that of the method")
-    aggregator: str | None = Field(None, description="fedavg or eua; default: that of the method")
+    objective: str | None = Field(None, description="ℓ_a: simclr, simsiam, byol, ...; default: that of the method")
+    aggregator: str | None = Field(None, description="fedavg, eua or ldawa; default: that of the method")
 
     dataset: str = Field("sample", description="where images come from; `fedu2 datasets` lists them")
     clients: int = Field(10, ge=1, description="K, the number of clients")
@@ -233,8 +106,17 @@ class Experiment(Options):
     simclr: SimCLROptions = SimCLROptions()
     byol: BYOLOptions = BYOLOptions()
     optimizer: OptimizerOptions = OptimizerOptions()
+    rotation: RotationOptions = RotationOptions()
     fur: FUROptions = FUROptions()
     eua: EUAOptions = EUAOptions()
+    fedu: FedUOptions = FedUOptions()
+    fedema: FedEMAOptions = FedEMAOptions()
+    fedx: FedXOptions = FedXOptions()
+    orchestra: OrchestraOptions = OrchestraOptions()
+    ldawa: LDAWAOptions = LDAWAOptions()
+    feddecorr: FedDecorrOptions = FedDecorrOptions()
+    alignuniform: AlignUniformOptions = AlignUniformOptions()
+    ssd: SSDOptions = SSDOptions()
     evaluation: EvaluationOptions = EvaluationOptions()
     engine: EngineOptions = EngineOptions()
 

@@ -157,11 +157,7 @@ class _Federation:
         self.watch = watch
         self.surroundings = surroundings
         self.global_model = FlatModel(method.learner(), dataset.train.images.device)
-        self.checkpoints = Checkpoints(
-            directory.path / "checkpoint",
-            self.global_model.layout.prefix(method.stays),
-            self.global_model.buffer_layout.prefix(method.stays),
-        )
+        self.checkpoints = Checkpoints(directory.path / "checkpoint", *method.layouts)
 
     def play(self, resume: bool, fingerprint: str) -> None:
         """All rounds that are still to be played."""
@@ -297,10 +293,7 @@ class Run:
         """The global model of the last checkpoint, with its heads."""
         method = build(self.experiment)
         model = FlatModel(method.learner(), device)
-        checkpoints = Checkpoints(
-            self.path / "checkpoint", model.layout.prefix(method.stays), model.buffer_layout.prefix(method.stays)
-        )
-        found = checkpoints.latest(device)
+        found = Checkpoints(self.path / "checkpoint", *method.layouts).latest(device)
         if found is None:
             raise TrainingError(f"{self.path} has no checkpoint yet")
         model.load(found[0].server.model)

@@ -8,7 +8,7 @@ float64 (on CUDA, too, where TF32 would lose digits), yet never more than one bl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,9 +16,10 @@ from torch import Tensor
 
 from fedu2.errors import TrainingError
 from fedu2.experiment import Experiment
+from fedu2.models.flat import Layout
 from fedu2.registry import Registry
 
-__all__ = ["Aggregate", "Aggregator", "Updates", "aggregators", "gram", "require_finite", "weighted_sum"]
+__all__ = ["Aggregate", "Aggregator", "Buffers", "Updates", "aggregators", "gram", "require_finite", "weighted_sum"]
 
 _BLOCK = 1 << 20  # numbers held in float64 at a time: 8 MiB
 
@@ -30,6 +31,18 @@ class Updates:
     start: Tensor  # (P,) θ_g, the global parameters that were sent out
     clients: Tensor  # (K, P) θ_k, the clients' parameters; the aggregator may overwrite them
     shares: Tensor  # (K,) float64 on the CPU: the clients' shares of the data, Σ = 1
+    buffers: Buffers | None = None  # batch-norm buffers; most aggregators leave them to `Aggregate.buffer_weights`
+    layout: Layout = field(default_factory=lambda: Layout(()))  # where each named tensor lies in a row of `clients`
+    round: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Buffers:
+    """The buffers that travelled beside the parameters."""
+
+    start: Tensor  # (Q,) as they were sent out
+    clients: Tensor  # (K, Q)
+    layout: Layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +53,7 @@ class Aggregate:
     weights: Tensor  # (K,) float64 on the CPU: coefficients of the clients' updates; Σ = 1 if convex
     buffer_weights: Tensor  # (K,) float64 on the CPU, Σ = 1: for averaging batch-norm buffers
     metrics: dict[str, Any]  # plain numbers and lists, for the log
+    buffers: Tensor | None = None  # (Q,) the new buffers, where they are not the mean by `buffer_weights`
 
 
 Aggregator = Callable[[Updates], Aggregate]

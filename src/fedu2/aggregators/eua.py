@@ -48,7 +48,8 @@ from fedu2.aggregators.base import (
     weighted_sum,
 )
 from fedu2.aggregators.min_norm import min_norm_weights
-from fedu2.experiment import EUAOptions, Experiment
+from fedu2.experiment import Experiment
+from fedu2.options import EUAOptions
 
 __all__ = ["Unified", "eua", "guarded", "unify"]
 

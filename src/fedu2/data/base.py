@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedu2.errors import DataError
-from fedu2.experiment import DataOptions
+from fedu2.options import DataOptions
 from fedu2.registry import Registry
 
 __all__ = ["Dataset", "ImageSet", "datasets", "load_dataset", "resize_images"]

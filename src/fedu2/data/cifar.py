@@ -20,8 +20,8 @@ from fedu2.data.cache import cache_directory
 from fedu2.data.download import download
 from fedu2.data.safe_pickle import UnsafePickleError, load_plain
 from fedu2.errors import DataError
-from fedu2.experiment import DataOptions
 from fedu2.files import user_path
+from fedu2.options import DataOptions
 
 __all__ = ["CIFAR10", "CIFAR100", "Release", "find_release", "load_cifar10", "load_cifar100", "read_release"]
 

@@ -17,7 +17,7 @@ from PIL import Image
 from fedu2.data.base import Dataset, ImageSet, datasets
 from fedu2.data.cifar import CIFAR10_CLASSES
 from fedu2.errors import DataError
-from fedu2.experiment import DataOptions
+from fedu2.options import DataOptions
 
 __all__ = ["load_sample", "write_sheet"]
 

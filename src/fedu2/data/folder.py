@@ -25,8 +25,8 @@ from torch import Tensor
 from fedu2.data.base import Dataset, ImageSet, datasets
 from fedu2.data.decode import decode_cached, looks_like_image
 from fedu2.errors import DataError, UsageError
-from fedu2.experiment import DataOptions
 from fedu2.files import user_path
+from fedu2.options import DataOptions
 from fedu2.seeds import derive
 
 __all__ = ["Picture", "held_out", "load_folder", "scan"]

@@ -28,7 +28,8 @@ STRETCH = 16  # steps that are launched before another lane gets its turn
 class Lane:
     """Trains one client at a time, on a stream of its own where there is a GPU.
 
-    order: (batches, B) an epoch's batches, `position` the next one.  history: (batches, terms) the loss of each step.
+    order: (batches, rows, B) an epoch's batches, `position` the next one; a second row holds other images for methods
+    that want them.  history: (batches, terms) the loss of each step.
     """
 
     def __init__(self, method: Method, images: Tensor, shares: Sequence[Tensor], engine: Engine) -> None:
@@ -37,7 +38,9 @@ class Lane:
         self.step = Step(method, self.model, images, engine)
         batches = max(batches_in_epoch(len(share), self.experiment) for share in shares)
         size = min(self.experiment.batch_size, max(len(share) for share in shares))
-        self.order = torch.zeros(max(batches, WARM_UP + 1), size, dtype=torch.int64, device=images.device)
+        self.rows = 2 if method.wants_others else 1
+        shape = max(batches, WARM_UP + 1), self.rows, size
+        self.order = torch.zeros(shape, dtype=torch.int64, device=images.device)
         self.position = torch.zeros(1, dtype=torch.int64, device=images.device)
         self.history: Tensor | None = None
         self.stream = torch.cuda.Stream(images.device) if images.is_cuda else None
@@ -58,13 +61,12 @@ class Lane:
         self._follow_default_stream()
 
         report = Report(task, observer)
-        order = generator("cpu", self.experiment.seed, "order", task.round, task.client)
-        batches = local_batches(share, task.steps, self.experiment, order)
+        batches = self._batches(share, task)
         unread: Reading | None = None
         while epoch := list(islice(batches, batches_in_epoch(len(share), self.experiment))):
             self._load(epoch)
             for begin in range(0, len(epoch), STRETCH):
-                self._advance([len(batch) for batch in epoch[begin : begin + STRETCH]], task)
+                self._advance([len(batch[0]) for batch in epoch[begin : begin + STRETCH]], task)
                 yield
             if unread:  # of the epoch before: it has arrived while this one was being launched
                 report.add(unread)
@@ -81,20 +83,25 @@ class Lane:
             client=task.client,
             examples=len(share),
             samples=report.samples,
-            model=self.model.state(*self.method.travelling(self.model)),
-            memory=self.method.remember(self.model, memory, task),
+            model=self.model.state(*self.method.travelling),
+            memory=self.method.remember(self.model, server, memory, task),
             payload=self.method.payload(self.model, task),
-            metrics=report.means(),
+            metrics={**report.means(), **self.method.notes(self.model, server, memory, task)},
         )
 
     def try_out(self) -> None:
         """One step on some client's images, to see whether it works here at all; the model stays as it is."""
-        size = self.order.shape[1]
+        size = self.size
         with self._rehearsal():
-            self._load([max(self.shares, key=len)[:size]])
+            self._load([[max(self.shares, key=len)[:size]] * self.rows])
             with torch.cuda.stream(self.stream):
                 self._train_on_next(size)
             self.wait()
+
+    @property
+    def size(self) -> int:
+        """The usual batch size."""
+        return self.order.shape[2]
 
     def can_capture(self) -> bool:
         """Whether the usual step is captured now, or need not be."""
@@ -104,7 +111,7 @@ class Lane:
 
     def is_odd(self, task: Task) -> bool:
         """Whether the client is smaller than a batch, so that its steps keep the host busier than the GPU."""
-        return len(self.shares[task.client]) < self.order.shape[1]
+        return len(self.shares[task.client]) < self.size
 
     def wants_a_turn(self, ahead: int) -> bool:
         """Whether fewer than `ahead` stretches are on the stream; with nothing to add to them, whether none is."""
@@ -127,10 +134,10 @@ class Lane:
         """Capture the step for this client's batches if that is due; before its model arrives, for it trains."""
         tempo = self.step.learner.tempo(task.progress)
         for size in sizes_of(len(share), self.experiment):
-            if self.captured and self.captured.wants(size, tempo, usual=size == self.order.shape[1]):
+            if self.captured and self.captured.wants(size, tempo, usual=size == self.size):
                 with self._rehearsal():
                     self.step.begin(task)
-                    self._load([share[:size]] * (WARM_UP + 1))
+                    self._load([[share[:size]] * self.rows] * (WARM_UP + 1))
                     self.captured.capture(size, tempo)
 
     @contextlib.contextmanager
@@ -149,11 +156,20 @@ class Lane:
         if self.stream:
             self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
 
-    def _load(self, epoch: Sequence[Tensor]) -> None:
+    def _batches(self, share: Tensor, task: Task) -> Iterator[tuple[Tensor, ...]]:
+        """What each step trains on: a batch, and beside it other images of the client where the method wants them."""
+        rows = []
+        for name in ("order", "others")[: self.rows]:
+            order = generator("cpu", self.experiment.seed, name, task.round, task.client)
+            rows.append(local_batches(share, task.steps, self.experiment, order))
+        return zip(*rows, strict=True)
+
+    def _load(self, epoch: Sequence[Sequence[Tensor]]) -> None:
         """Put an epoch's batches where the step finds them."""
-        host = torch.zeros(len(epoch), self.order.shape[1], dtype=torch.int64, pin_memory=self.stream is not None)
-        for row, batch in zip(host, epoch, strict=True):
-            row[: len(batch)] = batch
+        host = torch.zeros(len(epoch), *self.order.shape[1:], dtype=torch.int64, pin_memory=self.stream is not None)
+        for rows, batches in zip(host, epoch, strict=True):
+            for row, batch in zip(rows, batches, strict=True):
+                row[: len(batch)] = batch
         with torch.cuda.stream(self.stream):
             self.order[: len(epoch)].copy_(host, non_blocking=True)
             self.position.zero_()
@@ -172,17 +188,17 @@ class Lane:
 
     def _train_on_next(self, size: int) -> None:
         """One step on the next batch; this is what a graph captures."""
-        with _convolutions(searched=size == self.order.shape[1]):
-            row = self.step(self.order.index_select(0, self.position)[0, :size])
+        with _convolutions(searched=size == self.size):
+            row = self.step(self.order.index_select(0, self.position)[0, :, :size])
         if self.history is None:
             self.history = row.new_zeros(len(self.order), len(row))
         self.history.index_copy_(0, self.position, row[None])
         self.position += 1
 
-    def _read(self, epoch: Sequence[Tensor]) -> Reading:
+    def _read(self, epoch: Sequence[Sequence[Tensor]]) -> Reading:
         """Send the terms of an epoch's steps to the host, without waiting for them."""
         assert self.history is not None, "the first step makes it"
-        samples, rows = sum(map(len, epoch)), self.history[: len(epoch)]
+        samples, rows = sum(len(batch[0]) for batch in epoch), self.history[: len(epoch)]
         if not self.stream:
             return Reading(self.step.names, rows.clone(), samples)
         with torch.cuda.stream(self.stream):

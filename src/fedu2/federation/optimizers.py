@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedu2.experiment import Experiment, OptimizerOptions
+from fedu2.experiment import Experiment
+from fedu2.options import OptimizerOptions
 
 __all__ = ["learning_rate", "make_optimizer", "restart"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedu2.aggregators import Updates
+from fedu2.aggregators import Buffers, Updates
 from fedu2.errors import TrainingError
 from fedu2.experiment import Experiment
 from fedu2.federation.backend import Backend, Observer
@@ -34,7 +34,7 @@ class FederationState:
 def initial_state(method: Method, device: torch.device | str) -> FederationState:
     """Round 0: the untrained global model, and clients that remember nothing."""
     model = FlatModel(method.learner(), device)
-    return FederationState(0, ServerState(model.state(*method.travelling(model))))
+    return FederationState(0, ServerState(model.state(*method.travelling)))
 
 
 def participants(experiment: Experiment, clients: int, round_: int) -> list[int]:
@@ -48,6 +48,8 @@ def play_round(
     state: FederationState, method: Method, backend: Backend, examples: Sequence[int], observer: Observer
 ) -> tuple[FederationState, dict[str, Any]]:
     """Play one round over clients with `examples` images each; the next state, and what to log of it."""
+    if state.round == 0 and method.prelude:
+        state = _prelude(state, method, backend, len(examples), observer)
     experiment, round_ = method.experiment, state.round + 1
     drawn = participants(experiment, len(examples), round_)
     steps = steps_of(examples, experiment)
@@ -68,16 +70,44 @@ def play_round(
         arrived[row] = replace(reply, model=start)  # its own vectors are in the matrix now: do not hold them twice
     replies = [arrived[row] for row in range(len(tasks))]
 
-    shares = _shares(replies, experiment)
-    updates = Updates(start.params, params, shares)
-    server, logged = method.aggregate(state.server, updates, buffers, [reply.payload for reply in replies])
-    _check_finite(server.model, f"the global model is not finite after round {round_}: lower eua.server_lr")
+    layout, buffer_layout = method.layouts
+    beside = Buffers(start.buffers, buffers, buffer_layout)
+    updates = Updates(start.params, params, _shares(replies, experiment), beside, layout, round_)
+    server, logged = method.aggregate(state.server, updates, [reply.payload for reply in replies])
+    _check_finite(
+        server.model, f"the global model is not finite after round {round_}: lower optimizer.lr, or the server's step"
+    )
     memories = {**state.memories, **{r.client: r.memory for r in replies if r.memory}}
     record = {"round": round_, "lr": lr, "clients": drawn, **_means(replies)}
     record["samples"] = sum(reply.samples for reply in replies)
+    record |= _traffic(state.server, replies)
     record |= {f"{experiment.aggregator}.{name}": value for name, value in logged.items()}
     record["client_loss"] = [reply.metrics["loss"] for reply in replies]
     return FederationState(round_, server, memories), record
+
+
+def _prelude(
+    state: FederationState, method: Method, backend: Backend, clients: int, observer: Observer
+) -> FederationState:
+    """Round 0 of methods that have one: nothing is learned, the clients' models are not even looked at."""
+    drawn = participants(method.experiment, clients, 0)
+    tasks = [Task(0, client, method.prelude, 0.0, 0.0) for client in drawn]
+    observer.on_tasks(tasks)
+    payloads = {reply.client: reply.payload for reply in backend.run(tasks, state.server, {}, observer)}
+    return replace(state, server=method.prepare(state.server, [payloads[client] for client in drawn]))
+
+
+def _traffic(server: ServerState, replies: Sequence[Reply]) -> dict[str, int]:
+    """Bytes that travel in a round, to all of its clients and back."""
+
+    def size(*tensors: Tensor) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    model = size(server.model.params, server.model.buffers)
+    return {
+        "bytes_down": len(replies) * (model + size(*server.extra.values())),
+        "bytes_up": sum(model + size(*reply.payload.values()) for reply in replies),
+    }
 
 
 def _check_finite(model: ModelState, complaint: str) -> None:

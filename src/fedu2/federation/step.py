@@ -54,13 +54,20 @@ class Step:
         restart(self.optimizer, task.lr)
 
     def __call__(self, indices: Tensor) -> Tensor:
-        """Train on the images at `indices` (N,), on their device; the terms of the loss (terms,), on the device."""
+        """Train on the images at indices[0] (N,), on their device; the terms of the loss (terms,), on the device.
+
+        indices: (1, N), or (2, N) for a method that wants other images beside each batch.
+        """
         engine = self.engine
         dtype = torch.bfloat16 if self.half else torch.float32
         with fused(engine.fused), self._weights():
-            views = training_views(self.images, indices, self.recipes, self.noise, fused=engine.fused, dtype=dtype)
+            views, *others = [
+                training_views(self.images, row, self.recipes, self.noise, fused=engine.fused, dtype=dtype)
+                for row in indices
+            ]
+            batch = Batch(*views, other=others[0][0] if others else None)
             with torch.autocast(self.images.device.type, torch.bfloat16, enabled=engine.precision == torch.bfloat16):
-                loss, terms = self.method.loss(self.learner, Batch(*views), self.noise)
+                loss, terms = self.method.loss(self.learner, batch, self.noise)
             self._backward(loss)
         self.optimizer.step()
         self.learner.after_step(self.progress)

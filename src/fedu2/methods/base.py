@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -17,8 +18,10 @@ from torch import Tensor
 from fedu2.aggregators import Aggregator, Updates
 from fedu2.experiment import Experiment
 from fedu2.models import build_encoder
-from fedu2.models.flat import FlatModel, ModelState
+from fedu2.models.flat import FlatModel, Layout, ModelState
 from fedu2.objectives import Objective, Outcome, objectives
+from fedu2.objectives.heads import rotation_head
+from fedu2.regularizers.rotation import rotation_loss
 from fedu2.seeds import derive
 
 __all__ = [
@@ -52,7 +55,7 @@ class Regularizer(Protocol):
 class Task:
     """One client's work in one round. Its randomness depends on (seed, round, client) and on nothing else."""
 
-    round: int  # from 1
+    round: int  # from 1; 0 in the prelude
     client: int
     steps: int
     lr: float
@@ -61,10 +64,14 @@ class Task:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a client trains on in one step: two views (N, 3, S, S) of the same images."""
+    """What a client trains on in one step: two views (N, 3, S, S) of the same images.
+
+    other: a view of N other images of the client, drawn at random, for methods that want them.
+    """
 
     view1: Tensor
     view2: Tensor
+    other: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -93,23 +100,41 @@ class Method:
     """One federated method, fully composed.
 
     stays: sections of the model that never travel; each client keeps its own (FedBYOL's target network).
+    scratch: sections that neither travel nor are remembered; `receive` makes them anew (FedX's teacher).
+    prelude: steps at learning rate 0 of every client before the first round, for what `prepare` begins with.
+    wants_others: each step also sees a view of other images of the client, `Batch.other`.
     """
 
     experiment: Experiment
     aggregator: Aggregator
     regularizers: Sequence[Regularizer] = ()
     stays: tuple[str, ...] = ()
+    scratch: tuple[str, ...] = ()
+    prelude: int = 0
+    wants_others: bool = False
 
     def learner(self) -> Objective:
         """A freshly initialised objective with its networks, the same for everybody: it depends on the seed alone."""
+        experiment = self.experiment
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive(self.experiment.seed, "initial weights"))
-            encoder = build_encoder(self.experiment.encoder, self.experiment.width)
-            return objectives[self.experiment.objective or "byol"](encoder, self.experiment)
+            torch.manual_seed(derive(experiment.seed, "initial weights"))
+            encoder = build_encoder(experiment.encoder, experiment.width)
+            learner = objectives[experiment.objective or "byol"](encoder, experiment)
+            if experiment.rotation.weight:
+                learner.rotation = rotation_head(encoder, experiment.heads)
+        return learner
 
-    def travelling(self, model: Learner) -> tuple[int, int]:
+    @cached_property
+    def layouts(self) -> tuple[Layout, Layout]:
+        """Where each parameter and each buffer lies in what travels."""
+        model = FlatModel(self.learner())
+        left_out = (*self.stays, *self.scratch)
+        return model.layout.prefix(left_out), model.buffer_layout.prefix(left_out)
+
+    @property
+    def travelling(self) -> tuple[int, int]:
         """How many leading parameters and buffers travel."""
-        return model.layout.prefix(self.stays).size, model.buffer_layout.prefix(self.stays).size
+        return self.layouts[0].size, self.layouts[1].size
 
     def receive(self, model: Learner, server: ServerState, memory: Memory | None, task: Task) -> None:
         """Client: take the global model in. Sections that stay come from memory or, at first sight, from the start.
@@ -128,37 +153,54 @@ class Method:
             section.buffers.copy_(memory[f"{name}.buffers"])
 
     def loss(self, learner: Objective, batch: Batch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
-        """Client: L = ℓ_a + Σ weighted regularisers, and its terms to log.
+        """Client: L = ℓ_a + Σ weighted regularisers (+ rotation), and its terms to log.
 
         On a GPU this is run a few times, then captured and replayed: every step must launch the same kernels on the
         same memory. No Python counters, no values read on the host, no randomness but `generator`'s. Weights of
         convolutions and linear layers may be half-precision copies in here.
         """
-        outcome = learner(batch.view1, batch.view2)
-        total, terms = outcome.loss, {"align": outcome.loss.detach()}
+        outcome = self.outcome(learner, batch, generator)
+        total, terms = outcome.loss, {"align": outcome.loss.detach(), **outcome.terms}
         for regularizer in self.regularizers:
             term, logged = regularizer(outcome, generator)
             total = total + term
             terms.update(logged)
+        if weight := self.experiment.rotation.weight:
+            term = rotation_loss(learner, batch.view1, generator)
+            total = total + weight * term
+            terms["rotation"] = term.detach()
         return total, {"loss": total.detach(), **terms}
+
+    def outcome(self, learner: Objective, batch: Batch, generator: torch.Generator) -> Outcome:
+        """Client: the objective's loss ℓ_a, with the representations that regularisers act on."""
+        return learner(batch.view1, batch.view2)  # type: ignore[no-any-return]
 
     def payload(self, model: Learner, task: Task) -> Memory:
         """Client: what travels to the server beside the model."""
         return {}
 
-    def remember(self, model: Learner, memory: Memory | None, task: Task) -> Memory:
-        """Client: what to keep for the next time; `memory` is what was kept so far."""
+    def remember(self, model: Learner, server: ServerState, memory: Memory | None, task: Task) -> Memory:
+        """Client: what to keep for the next time; `server` and `memory` are what `receive` was given."""
         kept: dict[str, Tensor] = {}
         for name in self.stays:
             section = model.section(name)
             kept[f"{name}.params"], kept[f"{name}.buffers"] = section.params.clone(), section.buffers.clone()
         return kept
 
+    def notes(self, model: Learner, server: ServerState, memory: Memory | None, task: Task) -> dict[str, float]:
+        """Client: figures to log beside the terms of the loss; `server` and `memory` as in `remember`."""
+        return {}
+
+    def prepare(self, server: ServerState, payloads: Sequence[Memory]) -> ServerState:
+        """Server: what to begin with, from the payloads of the prelude; the model stays as it is."""
+        return server
+
     def aggregate(
-        self, server: ServerState, updates: Updates, buffers: Tensor, payloads: Sequence[Memory]
+        self, server: ServerState, updates: Updates, payloads: Sequence[Memory]
     ) -> tuple[ServerState, dict[str, Any]]:
-        """Server: the next global model from parameters (K, P), buffers (K, Q) and payloads; and what to log."""
+        """Server: the next global model from the clients' parameters, buffers and payloads; and what to log."""
         result = self.aggregator(updates)
-        weights = result.buffer_weights.to(buffers)
-        model = ModelState(result.params, weights @ buffers if buffers.numel() else server.model.buffers)
-        return replace(server, model=model), result.metrics
+        buffers = server.model.buffers if result.buffers is None else result.buffers
+        if result.buffers is None and updates.buffers is not None and len(buffers):
+            buffers = result.buffer_weights.to(buffers) @ updates.buffers.clients
+        return replace(server, model=ModelState(result.params, buffers)), result.metrics

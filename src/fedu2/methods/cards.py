@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from fedu2.aggregators import aggregators
 from fedu2.errors import UsageError
@@ -15,37 +15,44 @@ from fedu2.objectives import objectives
 from fedu2.registry import Registry
 from fedu2.views import views_for
 
-__all__ = ["MethodCard", "build", "method", "methods", "resolve", "stays_for"]
+__all__ = ["MethodCard", "build", "method", "methods", "plain_fedavg", "resolve", "stays_for"]
+
+
+Target = Literal["shared", "local"]
+Compose = Callable[[Experiment], Method]
 
 
 @dataclass(frozen=True)
 class MethodCard:
     """A method's entry in the registry: how to build it, and what it is."""
 
-    build: Callable[[Experiment], Method]
+    build: Compose
+    title: str  # its name in print
     summary: str
     reference: str
     objectives: tuple[str, ...]  # the first is the default
-    aggregator: str
-    target: Literal["shared", "local"]  # of BYOL's target network
+    aggregator: str = "fedavg"
+    target: Target = "local"  # of BYOL's target network
+    rotation: float = 0.0  # weight of the rotation loss
+    sends: str = ""  # beside encoder, heads and a shared target network
+    remembers: str = ""  # beside a local target network
+    plain: Mapping[str, Any] | None = None  # settings that turn it into plain FedAvg; None: the baseline it stands on
 
 
 methods: Registry[MethodCard] = Registry("method")
 
 
 def method(
-    name: str,
-    *,
-    objectives: tuple[str, ...],
-    reference: str,
-    aggregator: str = "fedavg",
-    target: Literal["shared", "local"] = "local",
-) -> Callable[[Callable[[Experiment], Method]], Callable[[Experiment], Method]]:
-    """Decorator: register a function that composes a method; its docstring's first line is the summary."""
+    name: str, *, title: str | None = None, objectives: tuple[str, ...], reference: str, **traits: Any
+) -> Callable[[Compose], Compose]:
+    """Decorator: register a function that composes a method; its docstring's first line is the summary.
 
-    def add(build: Callable[[Experiment], Method]) -> Callable[[Experiment], Method]:
+    traits: further fields of its `MethodCard`.
+    """
+
+    def add(build: Compose) -> Compose:
         summary = (build.__doc__ or "").strip().splitlines()[0] if build.__doc__ else ""
-        methods.register(name)(MethodCard(build, summary, reference, objectives, aggregator, target))
+        methods.register(name)(MethodCard(build, title or name, summary, reference, objectives, **traits))
         return build
 
     return add
@@ -64,7 +71,8 @@ def resolve(experiment: Experiment) -> Experiment:
     encoders[experiment.encoder]
     views_for(experiment.views, objective)
     target = card.target if experiment.byol.target == "auto" else experiment.byol.target
-    return experiment.with_(objective=objective, aggregator=aggregator, byol__target=target)
+    rotation = card.rotation if experiment.rotation.weight is None else experiment.rotation.weight
+    return experiment.with_(objective=objective, aggregator=aggregator, byol__target=target, rotation__weight=rotation)
 
 
 def build(experiment: Experiment) -> Method:
@@ -72,6 +80,19 @@ def build(experiment: Experiment) -> Method:
     return methods[experiment.method].build(experiment)
 
 
+def plain_fedavg(experiment: Experiment) -> Experiment | None:
+    """What to compare a resolved experiment with: FedAvg of the same objective; None if it is that already."""
+    card = methods[experiment.method]
+    baseline = f"fed{experiment.objective}"
+    if card.plain is None and baseline not in methods:
+        return None
+    settings = card.plain if card.plain is not None else {"method": baseline, "aggregator": "fedavg"}
+    flat = experiment.flat()
+    plain = resolve(Experiment.parse({**flat, "byol.target": "auto", **settings, "rotation.weight": 0.0}))
+    return None if plain == experiment else plain
+
+
 def stays_for(experiment: Experiment) -> tuple[str, ...]:
-    """The sections that stay at the client: BYOL's target network, unless it is shared."""
-    return ("target",) if experiment.objective == "byol" and experiment.byol.target == "local" else ()
+    """The sections that stay at the client: the target network of an objective that has one, unless it is shared."""
+    has_target = getattr(objectives[experiment.objective or "byol"], "has_target", False)
+    return ("target",) if has_target and experiment.byol.target == "local" else ()

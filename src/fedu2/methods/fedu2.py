@@ -20,9 +20,11 @@ __all__ = ["fedu2"]
 
 @method(
     "fedu2",
+    title="FedU²",
     objectives=("byol", "simclr", "simsiam"),
     aggregator="eua",
     target="shared",
+    plain={"aggregator": "fedavg", "fur.weight": 0.0, "byol.target": "shared"},
     reference="Liao et al., Rethinking the Representation in Federated Unsupervised Learning, CVPR 2024",
 )
 def fedu2(experiment: Experiment) -> Method:

@@ -19,19 +19,34 @@ def _plain(experiment: Experiment) -> Method:
     return Method(experiment, aggregator, stays=stays_for(experiment))
 
 
-@method("fedsimclr", objectives=("simclr",), reference="Chen et al., ICML 2020; McMahan et al., AISTATS 2017")
+@method(
+    "fedsimclr",
+    title="FedSimCLR",
+    objectives=("simclr",),
+    reference="Chen et al., ICML 2020; McMahan et al., AISTATS 2017",
+)
 def fedsimclr(experiment: Experiment) -> Method:
     """SimCLR at the clients, FedAvg at the server."""
     return _plain(experiment)
 
 
-@method("fedsimsiam", objectives=("simsiam",), reference="Chen and He, CVPR 2021; McMahan et al., AISTATS 2017")
+@method(
+    "fedsimsiam",
+    title="FedSimSiam",
+    objectives=("simsiam",),
+    reference="Chen and He, CVPR 2021; McMahan et al., AISTATS 2017",
+)
 def fedsimsiam(experiment: Experiment) -> Method:
     """SimSiam at the clients, FedAvg at the server."""
     return _plain(experiment)
 
 
-@method("fedbyol", objectives=("byol",), reference="Grill et al., NeurIPS 2020; McMahan et al., AISTATS 2017")
+@method(
+    "fedbyol",
+    title="FedBYOL",
+    objectives=("byol",),
+    reference="Grill et al., NeurIPS 2020; McMahan et al., AISTATS 2017",
+)
 def fedbyol(experiment: Experiment) -> Method:
     """BYOL at the clients, each with a target network of its own, FedAvg at the server."""
     return _plain(experiment)

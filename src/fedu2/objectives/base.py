@@ -7,8 +7,8 @@ trained as a whole or not at all, and travels between client and server or stays
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -25,11 +25,14 @@ class Outcome:
     """What one pass over two views gives.
 
     loss: ℓ_a, a scalar.  features: F(x), (N, D) for each view.  projections: G(F(x)), (N, d) for each view.
+    predictions: what a predictor makes of them, (N, d) for each view.  terms: parts of the loss to log, scalars.
     """
 
     loss: Tensor
     features: tuple[Tensor, Tensor]
     projections: tuple[Tensor, Tensor]
+    predictions: tuple[Tensor, Tensor] | None = None
+    terms: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Objective(nn.Module, ABC):
@@ -37,6 +40,8 @@ class Objective(nn.Module, ABC):
 
     encoder: nn.Module
     projector: nn.Module
+    rotation: nn.Module  # the head of the rotation task, where that is asked for
+    has_target: bool = False  # a section `target`, which travels or stays as `byol.target` says
     paired: bool = False  # both views in one pass; needs networks whose only norms are ours (`only_our_norms`)
 
     @abstractmethod

@@ -8,10 +8,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fedu2.experiment import BYOLOptions, Experiment
+from fedu2.experiment import Experiment
 from fedu2.objectives.base import Objective, Outcome, objectives
 from fedu2.objectives.heads import predictor, projector
 from fedu2.objectives.simsiam import negative_cosine
+from fedu2.options import BYOLOptions
 
 __all__ = ["BYOL", "momentum_at"]
 
@@ -31,6 +32,8 @@ class BYOL(Objective):
     by batch statistics, as the online network does; its running statistics are its own.
     """
 
+    has_target = True
+
     def __init__(self, encoder: nn.Module, experiment: Experiment) -> None:
         super().__init__()
         self.encoder = encoder
@@ -46,7 +49,7 @@ class BYOL(Objective):
         with torch.no_grad():
             t1, t2 = self.both(self.target, view1, view2)  # (N, d)
         loss = 4 + 2 * negative_cosine(p1, t2) + 2 * negative_cosine(p2, t1)
-        return Outcome(loss, (h1, h2), (z1, z2))
+        return Outcome(loss, (h1, h2), (z1, z2), (p1, p2))
 
     @torch.no_grad()
     def start(self) -> None:

@@ -31,4 +31,5 @@ class SimSiam(Objective):
         h1, h2 = self.both(self.encoder, view1, view2)  # (N, D)
         z1, z2 = self.both(self.projector, h1, h2)  # (N, d)
         p1, p2 = self.both(self.predictor, z1, z2)  # (N, d)
-        return Outcome((negative_cosine(p1, z2) + negative_cosine(p2, z1)) / 2, (h1, h2), (z1, z2))
+        loss = (negative_cosine(p1, z2) + negative_cosine(p2, z1)) / 2
+        return Outcome(loss, (h1, h2), (z1, z2), (p1, p2))

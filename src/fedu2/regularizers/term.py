@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedu2.experiment import FUROptions
 from fedu2.objectives import Outcome
+from fedu2.options import FUROptions
 from fedu2.regularizers.fur import fur
 
 __all__ = ["FUR"]

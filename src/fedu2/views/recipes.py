@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fedu2.errors import UsageError
-from fedu2.experiment import ViewOptions
+from fedu2.options import ViewOptions
 
 __all__ = ["RECIPES", "Recipe", "views_for"]
 
