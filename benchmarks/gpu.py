@@ -1,10 +1,11 @@
 """How fast is a federation on this GPU? `make bench-gpu`; one table is its last output.
 
-    python -m benchmarks.gpu [--out results/bench] [--commit HASH] [--plain 20] [--quick]
+    python -m benchmarks.gpu [--out results/bench] [--commit HASH] [--plain 20] [--only PART ...] [--quick]
 
-Steps by objective with and without FUR, what each fast path brings, rounds of the paper's size at K = 10 and K = 100,
-aggregation, kNN, memory; and beside them, in the same run, the plain loop of `benchmarks.plain_loop`. Images are noise,
-as speed does not depend on them; client sizes are those of a Dirichlet(0.1) partition of ten balanced classes.
+Steps by objective with and without FUR, what each fast path brings, steps of every method beside plain BYOL's, rounds
+of the paper's size at K = 10 and K = 100, aggregation, kNN, memory; and beside them, in the same run, the plain loop of
+`benchmarks.plain_loop`. Images are noise, as speed does not depend on them; client sizes are those of a Dirichlet(0.1)
+partition of ten balanced classes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
@@ -30,19 +31,20 @@ from fedu2.aggregators import Updates
 from fedu2.aggregators.eua import eua
 from fedu2.data import Dataset, ImageSet, make_partition
 from fedu2.doctor import version_of
-from fedu2.engine import LANES, usable_cores
+from fedu2.engine import LANES, Engine, usable_cores
 from fedu2.evaluation import knn_accuracy
 from fedu2.evaluation.monitor import evaluate, extract
 from fedu2.experiment import Experiment
 from fedu2.federation.callbacks import Callback
 from fedu2.federation.local import LocalBackend
 from fedu2.federation.rounds import initial_state, play_round
-from fedu2.methods import ServerState, Task, build, resolve
+from fedu2.methods import ServerState, Task, build, methods, resolve
 from fedu2.models.flat import FlatModel
 from fedu2.options import EUAOptions
 
 FORWARD_GFLOP = 2 * 0.557  # ResNet-18, one 32-pixel image
 PASSES = {"simclr": 3, "simsiam": 3, "byol": 4}  # forward passes' worth of work, a view: 1 + 2 backward (+ 1 target)
+PARTS = ("steps", "methods", "rounds", "aggregation", "knn", "plain")
 VARIANTS: dict[str, dict[str, Any]] = {
     "no graph": {"engine.graph": False},
     "PyTorch's own kernels": {"engine.fused": False, "engine.compile": False},
@@ -56,6 +58,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/bench"))
     parser.add_argument("--commit", default="")
     parser.add_argument("--plain", type=float, default=20.0, help="seconds for each plain loop")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="what to measure; default: all")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs; works on a CPU, too")
     arguments = parser.parse_args()
     bench = Bench(arguments.quick)
@@ -63,7 +66,7 @@ def main() -> None:
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": arguments.commit or _commit(),
         "machine": machine(bench.device),
-        "results": bench.run(arguments.plain),
+        "results": bench.run(arguments.only, arguments.plain),
     }
     if not arguments.quick:
         arguments.out.mkdir(parents=True, exist_ok=True)
@@ -95,16 +98,19 @@ class Bench:
             Experiment.parse({"dataset": "cifar10", "method": "fedu2", "objective": "byol", **small, **keys})
         )
 
-    def run(self, plain_seconds: float) -> dict[str, Any]:
+    def run(self, parts: Sequence[str], plain_seconds: float) -> dict[str, Any]:
         results: dict[str, Any] = {}
-        for name, measure in {
+        measures: dict[str, Callable[[], Any]] = {
             "ceilings": self.ceilings,
             "steps": self.all_steps,
+            "methods": self.all_methods,
             "rounds": self.rounds,
             "aggregation": self.aggregation,
             "knn": self.knn,
             "plain": lambda: self.plain(plain_seconds),
-        }.items():
+        }
+        for name in ("ceilings", *(part for part in PARTS if part in parts)):
+            measure = measures[name]
             began = time.perf_counter()
             results[name] = measure()
             print(f"{name}: {time.perf_counter() - began:.0f} s  {json.dumps(results[name])}", flush=True)
@@ -126,16 +132,10 @@ class Bench:
         return rows + [self.step("byol", 0.1, 1, variant) for variant in VARIANTS]
 
     def step(self, objective: str, weight: float, lanes: int, variant: str = "") -> dict[str, Any]:
-        """Milliseconds a step when each lane has one long client: the clock runs over all of them."""
+        """Milliseconds a step of FedU², with its share of the ceiling."""
         keys = {"fur.weight": weight, "engine.lanes": lanes, **(VARIANTS[variant] if variant else {})}
         experiment = self.experiment(objective=objective, clients=lanes, **keys)
-        shares = list(torch.arange(self.images).chunk(lanes))
-        backend = LocalBackend(build(experiment), self.data.train, shares)
-        server = initial_state(build(experiment), self.device).server
-        self.train(backend, server, lanes, 1)  # captures
-        steps = max(1, self.steps // lanes)
-        times = [self.train(backend, server, lanes, steps) for _ in range(1 if self.quick else 3)]
-        ms = 1e3 * statistics.median(times) / (steps * lanes)
+        ms, _ = self.time_of(experiment)
         flop = 2 * experiment.batch_size * PASSES[objective] * FORWARD_GFLOP / 1e3  # TFLOP
         traits = (objective + (" + FUR" if weight else ""), f"{lanes} at once" if lanes > 1 else "", variant)
         label = ", ".join(trait for trait in traits if trait)
@@ -149,6 +149,31 @@ class Bench:
             "samples_per_second": 1e3 * experiment.batch_size / ms,
             "tflops": 1e3 * flop / ms,
         }
+
+    def time_of(self, experiment: Experiment) -> tuple[float, Engine]:
+        """Milliseconds a step when each lane has one long client: the clock runs over all of them."""
+        clients = experiment.clients
+        method = build(experiment)
+        shares = list(torch.arange(self.images).chunk(clients))
+        backend = LocalBackend(method, self.data.train, shares)
+        server = initial_state(method, self.device).server
+        self.train(backend, server, clients, 1)  # captures
+        steps = max(1, self.steps // clients)
+        times = [self.train(backend, server, clients, steps) for _ in range(1 if self.quick else 3)]
+        return 1e3 * statistics.median(times) / (steps * clients), backend.engine
+
+    def all_methods(self) -> list[dict[str, Any]]:
+        """Steps of every method with every objective, FedBYOL first; several clients at once, as in a run."""
+        pairs = [(name, objective) for name in methods for objective in methods[name].objectives]
+        pairs.sort(key=lambda pair: pair != ("fedbyol", "byol"))
+        rows: list[dict[str, Any]] = []
+        for name, objective in pairs:
+            experiment = self.experiment(method=name, objective=objective, clients=LANES)
+            ms, engine = self.time_of(experiment)
+            print(f"  {name}, {objective}: {ms:.3f} ms", flush=True)
+            ratio = ms / rows[0]["ms"] if rows else 1.0
+            rows.append({"method": name, "objective": objective, "ms": ms, "ratio": ratio, "engine": engine.summary()})
+        return rows
 
     def train(self, backend: LocalBackend, server: ServerState, clients: int, steps: int) -> float:
         tasks = [Task(round=1, client=k, steps=steps, lr=0.032, progress=0.0) for k in range(clients)]
@@ -251,27 +276,38 @@ def table(results: dict[str, Any]) -> str:
         f"ceilings: {ceiling:.0f} TFLOP/s bf16 matrix product, {results['ceilings']['copy_tbs']:.2f} TB/s copy",
         "",
     ]
-    lines.append(f"{'step, B = 128':34}{'ms':>8}{'samples/s':>12}{'of ceiling':>12}")
-    for row in results["steps"]:
-        speed = f"{row['ms']:8.2f}{row['samples_per_second']:12,.0f}{row['tflops'] / ceiling:12.0%}"
-        lines.append(f"{row['label']:34}{speed}")
-    lines += ["", f"{'round of FedU²-BYOL, E = 5':34}{'s':>8}{'samples/s':>12}{'plain loop':>12}{'ratio':>8}"]
-    plain = {row["clients"]: row for row in results["plain"]}
-    for row in results["rounds"]:
-        beside = plain[row["clients"]]["samples_per_second"]
-        lines.append(
-            f"{'K = ' + str(row['clients']):34}{row['seconds']:8.2f}{row['samples_per_second']:12,.0f}"
-            f"{beside:12,.0f}{row['samples_per_second'] / beside:8.1f}"
-        )
-    lines.append("")
-    for clients, seconds in results["aggregation"].items():
+    if "steps" in results:
+        lines.append(f"{'step, B = 128':34}{'ms':>8}{'samples/s':>12}{'of ceiling':>12}")
+        for row in results["steps"]:
+            speed = f"{row['ms']:8.2f}{row['samples_per_second']:12,.0f}{row['tflops'] / ceiling:12.0%}"
+            lines.append(f"{row['label']:34}{speed}")
+        lines.append("")
+    if "methods" in results:
+        lines.append(f"{'step of a method, B = 128':34}{'ms':>8}{'of FedBYOL':>12}")
+        for row in results["methods"]:
+            lines.append(f"{row['method'] + ', ' + row['objective']:34}{row['ms']:8.2f}{row['ratio']:12.2f}")
+        lines.append("")
+    if "rounds" in results:
+        lines += _table_of_rounds(results)
+    for clients, seconds in results.get("aggregation", {}).items():
         lines.append(f"{'EUA, 15 M parameters, K = ' + clients:34}{seconds:8.3f} s")
-    lines.append(f"{'kNN, 10,000 against 50,000':34}{results['knn']['seconds']:8.3f} s")
-    lines.append(f"{'features of 60,000 images':34}{results['knn']['features_seconds']:8.3f} s")
-    for row in results["rounds"]:
-        if row["peak_gb"] is not None:
-            lines.append(f"{'peak memory, K = ' + str(row['clients']):34}{row['peak_gb']:8.2f} GB")
+    if "knn" in results:
+        lines.append(f"{'kNN, 10,000 against 50,000':34}{results['knn']['seconds']:8.3f} s")
+        lines.append(f"{'features of 60,000 images':34}{results['knn']['features_seconds']:8.3f} s")
     return "\n".join(lines)
+
+
+def _table_of_rounds(results: dict[str, Any]) -> list[str]:
+    columns = f"{'s':>8}{'samples/s':>12}{'peak GB':>10}{'plain loop':>12}{'ratio':>8}"
+    lines = [f"{'round of FedU²-BYOL, E = 5':34}{columns}"]
+    plain = {row["clients"]: row["samples_per_second"] for row in results.get("plain", [])}
+    for row in results["rounds"]:
+        speed, beside = row["samples_per_second"], plain.get(row["clients"])
+        against = f"{beside:12,.0f}{speed / beside:8.1f}" if beside else ""
+        lines.append(
+            f"{'K = ' + str(row['clients']):34}{row['seconds']:8.2f}{speed:12,.0f}{row['peak_gb'] or 0:10.2f}{against}"
+        )
+    return [*lines, ""]
 
 
 def machine(device: torch.device) -> dict[str, str]:

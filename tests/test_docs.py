@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from safetensors.torch import load_file
 
 import fedu2
 from fedu2.experiment import Experiment
@@ -18,12 +19,17 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 
 def test_the_extensions_in_the_guide_train(micro: Experiment, tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "extending.md").read_text(), flags=re.S)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
-        exec(compile(block, "extending.md", "exec"), {})
+        exec(compile(block, "extending.md", "exec"), {"__name__": __name__})
     run = fedu2.train(micro.with_(method="feduniform", encoder="mine", aggregator="median"), tmp_path / "run")
     assert run.history[-1]["uniform"] < 0
     assert run.experiment.encoder == "mine"
+    own = fedu2.train(micro.with_(method="reluctant", objective="byol"), tmp_path / "own")
+    assert own.history[1]["reluctant.distance"] == 0
+    assert own.history[2]["reluctant.distance"] > 0
+    newest = max((own.path / "checkpoint").glob("round-*"))
+    assert {"own", "target.params"} <= load_file(newest / "client-0000.safetensors").keys()
 
 
 @pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda path: path.name)

@@ -19,7 +19,17 @@ from fedu2.experiment import Experiment
 from fedu2.models.flat import Layout
 from fedu2.registry import Registry
 
-__all__ = ["Aggregate", "Aggregator", "Buffers", "Updates", "aggregators", "gram", "require_finite", "weighted_sum"]
+__all__ = [
+    "Aggregate",
+    "Aggregator",
+    "Buffers",
+    "Updates",
+    "aggregators",
+    "gram",
+    "inner_products",
+    "require_finite",
+    "weighted_sum",
+]
 
 _BLOCK = 1 << 20  # numbers held in float64 at a time: 8 MiB
 
@@ -68,6 +78,18 @@ def gram(rows: Tensor) -> Tensor:
         columns = rows[:, block].double()
         products.addmm_(columns, columns.T)
     return ((products + products.T) / 2).cpu()
+
+
+def inner_products(rows: Tensor, vector: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """⟨row_k, v⟩ (K,), ‖row_k‖² (K,) and ‖v‖² () of a matrix (K, P) and a vector (P,): float64, on the CPU."""
+    products, squares = torch.zeros(2, len(rows), dtype=torch.float64, device=rows.device)
+    square = torch.zeros((), dtype=torch.float64, device=rows.device)
+    for block in _column_blocks(len(rows), rows.shape[1]):
+        columns, part = rows[:, block].double(), vector[block].double()
+        products += columns @ part
+        squares += columns.square().sum(1)
+        square += part @ part
+    return products.cpu(), squares.cpu(), square.cpu()
 
 
 def weighted_sum(weights: Tensor, rows: Tensor, offset: Tensor | None = None) -> Tensor:
