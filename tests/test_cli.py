@@ -95,7 +95,7 @@ def test_resume_finds_the_newest_run_and_its_configuration(
     ("arguments", "code", "sentence"),
     [
         (["alpah=1"], 2, "unknown key 'alpah'; did you mean 'alpha'?"),
-        (["method=fedu3"], 2, "did you mean 'fedu2'?"),
+        (["method=fedbyoll"], 2, "did you mean 'fedbyol'?"),
         (["alpha=0"], 2, "alpha=0 is not allowed"),
         (["dataset=cifar11"], 2, "unknown dataset 'cifar11'"),
         (["encoder=resnet19"], 2, "did you mean 'resnet1"),

@@ -136,7 +136,7 @@ def test_methods_fill_in_their_choices(settings: list[str], objective: str, aggr
     ("settings", "sentence"),
     [
         (["method=fedu3"], "unknown method 'fedu3'"),
-        (["method=fedu3"], "did you mean 'fedu2'?"),
+        (["method=fedbyoll"], "did you mean 'fedbyol'?"),
         (["objective=byool"], "did you mean 'byol'?"),
         (["aggregator=eau"], "unknown aggregator 'eau'"),
         (["method=fedbyol", "objective=simclr"], "'fedbyol' does not go with objective=simclr: choose from byol"),

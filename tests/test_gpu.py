@@ -19,8 +19,8 @@ from fedu2.federation import capture, lane
 from fedu2.federation.callbacks import Callback
 from fedu2.federation.local import LocalBackend
 from fedu2.federation.optimizers import learning_rate
-from fedu2.federation.rounds import initial_state
-from fedu2.methods import Reply, Task, build, resolve
+from fedu2.federation.rounds import initial_state, play_round
+from fedu2.methods import Reply, Task, build, methods, resolve
 from fedu2.models.base import encoders
 from fedu2.models.norm import only_our_norms
 
@@ -127,6 +127,32 @@ def test_a_schedule_reaches_the_captured_step(caplog: pytest.LogCaptureFixture) 
 def test_other_optimizers(name: str) -> None:
     settings = ("precision=float32", f"optimizer.name={name}", "optimizer.lr=1e-4")
     assert _gap(_replies(_experiment(*settings)), _replies(_experiment(*settings, *PLAIN))) <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "objective"), [(name, objective) for name in methods for objective in methods[name].objectives]
+)
+def test_every_method_takes_the_fast_path(name: str, objective: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Two rounds, captured, in three lanes; the first one's losses are those of the plain path."""
+    settings = (f"method={name}", f"objective={objective}", "precision=float32", "local_steps=2", "rounds=2")
+    device = torch.device("cuda")
+    first = []
+    for more in ((), PLAIN):
+        experiment = _experiment(*settings, *more)
+        method = build(experiment)
+        shares = [torch.arange(200), torch.arange(200, 420), torch.arange(420, 560)]
+        backend = LocalBackend(method, load_dataset("sample", experiment.data).to(device).train, shares)
+        state = initial_state(method, device)
+        with caplog.at_level(logging.WARNING, "fedu2"):
+            for _ in range(1 if more else 2):
+                state, record = play_round(state, method, backend, [200, 220, 140], Callback())
+                first += [record["client_loss"]] if record["round"] == 1 else []
+        if not more:
+            assert backend.engine.graph
+            assert backend.engine.fused
+            assert all(lane.captured and lane.captured.graphs for lane in backend.lanes)
+    assert first[0] == pytest.approx(first[1], rel=1e-4)
+    assert not caplog.records
 
 
 class Strange(nn.Module):

@@ -73,8 +73,9 @@ def _earlier_comparison(run: Run) -> dict[str, Any] | None:
 
 
 def _title(experiment: Experiment) -> str:
-    objective = str(experiment.objective)
-    return f"{known_methods[experiment.method].title} with {getattr(objectives[objective], '__name__', objective)}"
+    title, objective = known_methods[experiment.method].title, str(experiment.objective)
+    beside = getattr(objectives[objective], "__name__", objective)
+    return title if title == beside else f"{title} with {beside}"
 
 
 def _next_steps(console: Console, run: Run, compared: bool) -> None:

@@ -231,7 +231,9 @@ class SSDOptions(Options):
     separation: float = Field(1.0, ge=0, description="γ of the dimension-scaled regularisation")
     distillation: float = Field(0.1, ge=0, description="δ of the distillation from projector to encoder")
     scale: float = Field(10.0, gt=0, description="α, the factor on a client's own dimensions")
-    form: Literal["paper", "code"] = Field("paper", description="of separation and distillation; see docs/methods")
+    form: Literal["code", "paper"] = Field(
+        "code", description="of separation and distillation; as printed it collapses"
+    )
     temperature: float = Field(0.5, gt=0, description="of the distillation; form=code only")
 
 

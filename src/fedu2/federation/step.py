@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +17,13 @@ from fedu2.engine import Engine
 from fedu2.federation.optimizers import make_optimizer, restart
 from fedu2.kernels import fused
 from fedu2.methods import Batch, Learner, Method, Task
+from fedu2.models.flat import FlatModel
 from fedu2.models.norm import Norm, only_our_norms, use_fused
 from fedu2.objectives import Objective
 from fedu2.seeds import derive
 from fedu2.views import training_views, views_for
 
-__all__ = ["HalfWeights", "Step"]
+__all__ = ["HalfWeights", "Step", "backward"]
 
 
 class Step:
@@ -68,7 +70,7 @@ class Step:
             batch = Batch(*views, other=others[0][0] if others else None)
             with torch.autocast(self.images.device.type, torch.bfloat16, enabled=engine.precision == torch.bfloat16):
                 loss, terms = self.method.loss(self.learner, batch, self.noise)
-            self._backward(loss)
+            backward(loss, self.model, self.gradients, self.half)
         self.optimizer.step()
         self.learner.after_step(self.progress)
         self.names = tuple(terms)
@@ -77,26 +79,32 @@ class Step:
     def _weights(self) -> contextlib.AbstractContextManager[None]:
         return self.half.in_use() if self.half else contextlib.nullcontext()
 
-    def _backward(self, loss: Tensor) -> None:
-        """Gradients into `model.trained.grad`: added up in place, or on a GPU collected by a few kernels."""
-        if not self.images.is_cuda:
-            self.model.trained.grad.zero_()  # type: ignore[union-attr]
-            for parameter, gradient in self.gradients:  # in every step: a method may have cleared them
-                parameter.grad = gradient
-            loss.backward()
-            return
-        holders = self.half.holders(self.gradients) if self.half else self.gradients
-        for holder, _ in holders:
-            holder.grad = None
+
+def backward(
+    loss: Tensor, model: FlatModel[Any], gradients: list[tuple[nn.Parameter, Tensor]], half: HalfWeights | None
+) -> None:
+    """Gradients into `model.trained.grad`: added up in place, or on a GPU collected by a few kernels.
+
+    gradients: what `model.gradients()` gave.  half: the copies that the loss was computed with, if any.
+    """
+    if not loss.is_cuda:
+        model.trained.grad.zero_()  # type: ignore[union-attr]
+        for parameter, gradient in gradients:  # in every step: a method may have cleared them
+            parameter.grad = gradient
         loss.backward()
-        missing = [gradient for holder, gradient in holders if holder.grad is None]
-        if missing:
-            torch._foreach_zero_(missing)
-        found = [(gradient, holder.grad) for holder, gradient in holders if holder.grad is not None]
-        for kind in (torch.bfloat16, torch.float32):
-            alike = [(gradient, new) for gradient, new in found if new.dtype == kind]
-            if alike:
-                torch._foreach_copy_([gradient for gradient, _ in alike], [new for _, new in alike])
+        return
+    holders = half.holders(gradients) if half else gradients
+    for holder, _ in holders:
+        holder.grad = None
+    loss.backward()
+    missing = [gradient for holder, gradient in holders if holder.grad is None]
+    if missing:
+        torch._foreach_zero_(missing)
+    found = [(gradient, holder.grad) for holder, gradient in holders if holder.grad is not None]
+    for kind in (torch.bfloat16, torch.float32):
+        alike = [(gradient, new) for gradient, new in found if new.dtype == kind]
+        if alike:
+            torch._foreach_copy_([gradient for gradient, _ in alike], [new for _, new in alike])
 
 
 def _keeps_views_apart(learner: Objective) -> bool:
@@ -111,7 +119,7 @@ class HalfWeights:
     The float32 weights stay the ones that the optimizer, the target network and the server see.
     """
 
-    def __init__(self, model: Learner) -> None:
+    def __init__(self, model: FlatModel[Any]) -> None:
         self.model = model
         self.vector = torch.empty_like(model.params, dtype=torch.bfloat16)
         copies = dict(model.layout.views(self.vector))

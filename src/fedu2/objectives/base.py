@@ -50,11 +50,15 @@ class Objective(nn.Module, ABC):
 
     def both(self, module: nn.Module, view1: Tensor, view2: Tensor) -> tuple[Tensor, Tensor]:
         """Two passes through `module`, or one over both batches, stacked; each is normalised by itself either way."""
-        if not self.paired:
-            return module(view1), module(view2)
-        with grouped(module, 2):
-            out1, out2 = module(torch.cat([view1, view2])).chunk(2)
+        out1, out2 = self.together(module, view1, view2)
         return out1, out2
+
+    def together(self, module: nn.Module, *batches: Tensor) -> tuple[Tensor, ...]:
+        """The same for any number of batches of one size."""
+        if not self.paired:
+            return tuple(module(batch) for batch in batches)
+        with grouped(module, len(batches)):
+            return module(torch.cat(batches)).chunk(len(batches))  # type: ignore[no-any-return]
 
     def start(self) -> None:
         """Called when a client begins without memory of its own: derive what is not sent from what is."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import torch
@@ -12,9 +11,10 @@ from fedu2.experiment import Experiment
 from fedu2.objectives.base import Objective, Outcome, objectives
 from fedu2.objectives.heads import predictor, projector
 from fedu2.objectives.simsiam import negative_cosine
+from fedu2.objectives.target import Target
 from fedu2.options import BYOLOptions
 
-__all__ = ["BYOL", "momentum_at"]
+__all__ = ["BYOL", "byol_loss", "momentum_at"]
 
 
 def momentum_at(options: BYOLOptions, progress: float) -> float:
@@ -24,9 +24,15 @@ def momentum_at(options: BYOLOptions, progress: float) -> float:
     return 1 - (1 - options.momentum) * (math.cos(math.pi * progress) + 1) / 2
 
 
+def byol_loss(predictions: tuple[Tensor, Tensor], targets: tuple[Tensor, Tensor]) -> Tensor:
+    """mean_i [(2 − 2 cos(p1, z'2)) + (2 − 2 cos(p2, z'1))] of predictions p and target projections z', all (N, d)."""
+    (p1, p2), (t1, t2) = predictions, targets
+    return 4 + 2 * negative_cosine(p1, t2) + 2 * negative_cosine(p2, t1)
+
+
 @objectives.register("byol")
 class BYOL(Objective):
-    """ℓ_a = mean_i [(2 − 2 cos(p1, z'2)) + (2 − 2 cos(p2, z'1))], z' = projections of the target network.
+    """ℓ_a = `byol_loss` of the online network's predictions and the target network's projections.
 
     The target θ' follows the online encoder and projector θ after every step: θ' ← m θ' + (1 − m) θ. It normalises
     by batch statistics, as the online network does; its running statistics are its own.
@@ -39,7 +45,7 @@ class BYOL(Objective):
         self.encoder = encoder
         self.projector = projector(encoder, experiment.heads)
         self.predictor = predictor(encoder, experiment.heads)
-        self.target = nn.Sequential(copy.deepcopy(self.encoder), copy.deepcopy(self.projector)).requires_grad_(False)
+        self.target = Target(self.encoder, self.projector)
         self.options = experiment.byol
 
     def forward(self, view1: Tensor, view2: Tensor) -> Outcome:
@@ -48,31 +54,16 @@ class BYOL(Objective):
         p1, p2 = self.both(self.predictor, z1, z2)  # (N, d)
         with torch.no_grad():
             t1, t2 = self.both(self.target, view1, view2)  # (N, d)
-        loss = 4 + 2 * negative_cosine(p1, t2) + 2 * negative_cosine(p2, t1)
-        return Outcome(loss, (h1, h2), (z1, z2), (p1, p2))
+        return Outcome(byol_loss((p1, p2), (t1, t2)), (h1, h2), (z1, z2), (p1, p2))
 
-    @torch.no_grad()
     def start(self) -> None:
         """Target = online, for a client that has no target of its own yet."""
-        for target, online in zip(self._target(), self._online(), strict=True):
-            target.copy_(online)
-        for target, online in zip(self.target.buffers(), self._online_buffers(), strict=True):
-            target.copy_(online)
+        self.target.start(self.encoder, self.projector)
 
     def tempo(self, progress: float) -> float:
         """m."""
         return momentum_at(self.options, progress)
 
-    @torch.no_grad()
     def after_step(self, progress: float) -> None:
         """θ' ← m θ' + (1 − m) θ."""
-        torch._foreach_lerp_(self._target(), self._online(), 1 - self.tempo(progress))
-
-    def _target(self) -> list[Tensor]:
-        return list(self.target.parameters())
-
-    def _online(self) -> list[Tensor]:
-        return [*self.encoder.parameters(), *self.projector.parameters()]
-
-    def _online_buffers(self) -> list[Tensor]:
-        return [*self.encoder.buffers(), *self.projector.buffers()]
+        self.target.follow(self.encoder, self.projector, self.tempo(progress))

@@ -20,8 +20,7 @@ def nt_xent(z1: Tensor, z2: Tensor, temperature: float) -> Tensor:
     """
     z = F.normalize(torch.cat([z1, z2]).float(), dim=1)  # (2N, d)
     similarity = z @ z.T / temperature  # (2N, 2N)
-    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
-    similarity = similarity.masked_fill(itself, float("-inf"))
+    similarity = similarity.fill_diagonal_(float("-inf"))
     partner = torch.arange(len(z), device=z.device).roll(len(z1))
     return F.cross_entropy(similarity, partner)
 
