@@ -80,7 +80,7 @@ def test_separation_against_a_loop(n: int, d: int, clients: int, form: str) -> N
 
 def test_separation_by_hand() -> None:
     u, scale = torch.tensor([[[0.6, 0.8], [0.0, 1.0]]]), torch.tensor([10.0, 1.0])
-    assert separation(u, scale, SSDOptions(form="paper")).item() == pytest.approx(81 * 0.36 / 2)  # (α − 1)² of the own share
+    assert separation(u, scale, SSDOptions(form="paper")).item() == pytest.approx(81 * 0.36 / 2)  # (α − 1)² · own share
     # (6, 0.8) at length 1 is (0.9912, 0.1322); the other image is where it should be.
     length = math.hypot(6, 0.8)
     expected = math.hypot(0.6 - 6 / length, 0.8 - 0.8 / length) / 2

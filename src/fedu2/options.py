@@ -231,9 +231,7 @@ class SSDOptions(Options):
     separation: float = Field(1.0, ge=0, description="γ of the dimension-scaled regularisation")
     distillation: float = Field(0.1, ge=0, description="δ of the distillation from projector to encoder")
     scale: float = Field(10.0, gt=0, description="α, the factor on a client's own dimensions")
-    form: Literal["code", "paper"] = Field(
-        "code", description="of its two terms; as printed, representations collapse"
-    )
+    form: Literal["code", "paper"] = Field("code", description="of its two terms; as printed, representations collapse")
     temperature: float = Field(0.5, gt=0, description="of the distillation; form=code only")
 
 
