@@ -11,6 +11,7 @@ partition of ten balanced classes.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import platform
 import statistics
@@ -186,6 +187,7 @@ class Bench:
         """Rounds of FedU²-BYOL with E = 5, aggregation included; the median of rounds 2 and 3, and the first."""
         experiment = self.experiment(clients=clients, local_epochs=1 if self.quick else 5)
         method, shares = build(experiment), make_partition(self.data, experiment)
+        gc.collect()  # models of earlier measurements refer to themselves
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()

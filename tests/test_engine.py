@@ -252,6 +252,41 @@ def test_half_precision_copies_stand_in_for_the_weights(micro: Experiment) -> No
         assert torch.allclose(mine, theirs, rtol=0.05, atol=0.02 * float(theirs.abs().max()))
 
 
+@pytest.mark.parametrize(("settings", "casts"), [((), 1), (("rotation.weight=1",), 2), (("heads.out=13",), 3)])
+def test_half_precision_copies_lie_where_tensor_cores_can_read_them(settings: tuple[str, ...], casts: int) -> None:
+    """A head of 4 outputs, or an odd number of them, must not shift what comes after it."""
+    experiment = resolve(Experiment.parse({"method": "fedbyol", "width": 8}, settings))
+    model = FlatModel(build(experiment).learner())
+    half = HalfWeights(model)
+    with half.in_use():
+        copies = dict(model.module.named_parameters())
+    assert len(half.stretches) == casts
+    for name, master in model.module.named_parameters():
+        copy = copies[name]
+        if copy.dtype == torch.bfloat16:
+            assert copy.data_ptr() % 16 == half.vector.data_ptr() % 16, name
+            assert torch.equal(copy, master.bfloat16()), name
+            assert copy.stride() == master.stride()
+
+
+def test_a_refused_capture_leaves_a_fresh_generator(micro: Experiment) -> None:
+    """The old one would still believe that it is being captured."""
+
+    class Refusing:
+        refusal: str | None = None
+
+        def wants(self, size: int, tempo: float, usual: bool) -> bool:
+            return self.refusal is None
+
+        def capture(self, size: int, tempo: float) -> None:
+            self.refusal = "no"
+
+    lane = _backend(micro, Engine(CPU)).lanes[0]
+    lane.captured, before = Refusing(), lane.step.noise  # type: ignore[assignment]
+    assert not lane.can_capture()
+    assert lane.step.noise is not before
+
+
 def test_weights_are_put_back_after_an_error(micro: Experiment) -> None:
     model = FlatModel(build(resolve(micro)).learner())
     masters = [id(parameter) for parameter in model.module.parameters()]

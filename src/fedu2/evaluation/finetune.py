@@ -183,6 +183,8 @@ class _Trainer:
             self.stream.synchronize()
         self.model.params.copy_(params)
         self.model.buffers.copy_(buffers)
+        if self.captured.refusal:  # the generator still believes that it is being captured
+            self.noise = torch.Generator(self.noise.device)
         self.noise.manual_seed(self.seed)
         for state in self.optimizer.state.values():
             for value in state.values():

@@ -139,6 +139,8 @@ class Lane:
                     self.step.begin(task)
                     self._load([[share[:size]] * self.rows] * (WARM_UP + 1))
                     self.captured.capture(size, tempo)
+                    if self.captured.refusal:  # the generator still believes that it is being captured
+                        self.step.noise = torch.Generator(self.step.noise.device)
 
     @contextlib.contextmanager
     def _rehearsal(self) -> Iterator[None]:

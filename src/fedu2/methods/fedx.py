@@ -24,9 +24,10 @@ from fedu2.aggregators import aggregators
 from fedu2.experiment import Experiment
 from fedu2.methods.base import Batch, Learner, Memory, Method, ServerState, Task
 from fedu2.methods.cards import method, stays_for
-from fedu2.objectives import BYOL, Objective, Outcome, nt_xent
+from fedu2.objectives import BYOL, Objective, Outcome
 from fedu2.objectives.byol import byol_loss
 from fedu2.objectives.heads import predictor
+from fedu2.objectives.simclr import contrast
 from fedu2.objectives.target import Target
 from fedu2.options import FedXOptions
 from fedu2.seeds import derive
@@ -35,21 +36,30 @@ __all__ = ["FedX", "fedx", "relational"]
 
 
 def relational(a1: Tensor, a2: Tensor, others: Tensor, options: FedXOptions) -> Tensor:
-    """R(a1, a2 | B), a mean over images: shape (...) for a1, a2 of shape (..., N, d) and B of (..., M, d).
+    """R(a1, a2 | B), the mean of `divergences` over images: (...) for a1, a2 of shape (..., N, d) and B of (..., M, d)."""
+    views = F.normalize(torch.stack([a1, a2]).float(), dim=-1)
+    return divergences(views @ F.normalize(others.float(), dim=-1).mT, options).mean(-1)
+
+
+def divergences(cosines: Tensor, options: FedXOptions) -> Tensor:
+    """How differently the two views of each image are related to the others: (..., N) of cosines (2, ..., N, M).
 
     With r_v = softmax_j(cos(a_v, b_j)/τ) and t = ½ Σ_v softmax_j(cos(a_v, b_j)/τ₂), through which gradients flow, too:
 
         toward_mean:  ½ [KL(t‖r_1) + KL(t‖r_2)]
         js:           ½ [KL(r_1‖t) + KL(r_2‖t)], the Jensen-Shannon divergence of r_1 and r_2 if τ₂ = τ
     """
-    views = F.normalize(torch.stack([a1, a2]).float(), dim=-1)
-    cosines = views @ F.normalize(others.float(), dim=-1).mT  # (2, ..., N, M)
     log_r = F.log_softmax(cosines / options.temperature, dim=-1)
     alike = options.target_temperature == options.temperature
     log_s = log_r if alike else F.log_softmax(cosines / options.target_temperature, dim=-1)
     log_t = torch.logaddexp(log_s[0], log_s[1]) - math.log(2)  # in logarithms, because t itself may round to 0
-    divergences = _kl(log_r, log_t) if options.divergence == "js" else _kl(log_t, log_r)  # (2, ..., N)
-    return divergences.mean((0, -1))
+    found = _kl(log_r, log_t) if options.divergence == "js" else _kl(log_t, log_r)  # (2, ..., N)
+    return found.mean(0)
+
+
+def _units(*rows: Tensor) -> Tensor:
+    """Batches (N, d), stacked, with every row brought to length 1, in float32."""
+    return F.normalize(torch.stack(rows).float(), dim=-1)
 
 
 def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
@@ -85,23 +95,26 @@ class FedX(Method):
         z1, z2, z_r = learner.together(learner.projector, h1, h2, h_r)  # (N, d)
         p1, p2 = learner.both(learner.get_submodule("predictor"), z1, z2)  # (N, d)
         with torch.no_grad():
-            zg2, zg_r = learner.both(learner.get_submodule("teacher"), x2, x_r)  # (N, d)
+            taught2, taught_r = _units(*learner.both(learner.get_submodule("teacher"), x2, x_r))  # (N, d)
             targets = learner.both(learner.target, x1, x2) if isinstance(learner, BYOL) else None  # (N, d)
 
         options = self.experiment.fedx
         with torch.autocast(z1.device.type, enabled=False):  # cosines over τ = 0.1 need more than 8 bits
-            own = byol_loss((p1, p2), targets) if targets else nt_xent(z1, z2, options.temperature)
-            taught = nt_xent(p1, zg2, options.temperature)
-            first, second, others = torch.stack([z1, p1]), torch.stack([z2, p2]), torch.stack([z_r, zg_r])
-            own_relation, taught_relation = relational(first, second, others, options).unbind()
+            own = _units(z1, z2, z_r, p1, p2)  # of length 1, once for all terms
+            views, others, predictions = own[:2], own[2], own[3:]
+            contrasted = torch.cat([predictions[0], taught2])
+            related = torch.stack([views @ others.mT, predictions @ taught_r.mT], dim=1)  # (2, 2, N, N)
+            local = byol_loss((p1, p2), targets) if targets else contrast(views.flatten(0, 1), options.temperature)
+            taught = contrast(contrasted, options.temperature)
+            own_relation, taught_relation = divergences(related, options).mean(-1).unbind()
         terms = {
-            "fedx.local": own,
+            "fedx.local": local,
             "fedx.global": taught,
             "fedx.local_relation": own_relation,
             "fedx.global_relation": taught_relation,
         }
         logged = {name: term.detach() for name, term in terms.items()}
-        return Outcome(own + taught + own_relation + taught_relation, (h1, h2), (z1, z2), (p1, p2), logged)
+        return Outcome(local + taught + own_relation + taught_relation, (h1, h2), (z1, z2), (p1, p2), logged)
 
 
 @method(

@@ -10,7 +10,7 @@ from fedu2.experiment import Experiment
 from fedu2.objectives.base import Objective, Outcome, objectives
 from fedu2.objectives.heads import projector
 
-__all__ = ["SimCLR", "nt_xent"]
+__all__ = ["SimCLR", "contrast", "nt_xent"]
 
 
 def nt_xent(z1: Tensor, z2: Tensor, temperature: float) -> Tensor:
@@ -18,10 +18,14 @@ def nt_xent(z1: Tensor, z2: Tensor, temperature: float) -> Tensor:
 
     ℓ(i, j) = −log exp(s_ij/τ) / Σ_{k ≠ i} exp(s_ik/τ),  s = cosine similarity, j the other view of i; the mean over i.
     """
-    z = F.normalize(torch.cat([z1, z2]).float(), dim=1)  # (2N, d)
+    return contrast(F.normalize(torch.cat([z1, z2]).float(), dim=1), temperature)
+
+
+def contrast(z: Tensor, temperature: float) -> Tensor:
+    """`nt_xent` of unit vectors (2N, d), the first views before the second ones."""
     similarity = z @ z.T / temperature  # (2N, 2N)
     similarity = similarity.fill_diagonal_(float("-inf"))
-    partner = torch.arange(len(z), device=z.device).roll(len(z1))
+    partner = torch.arange(len(z), device=z.device).roll(len(z) // 2)
     return F.cross_entropy(similarity, partner)
 
 
