@@ -36,7 +36,7 @@ __all__ = ["FedX", "fedx", "relational"]
 
 
 def relational(a1: Tensor, a2: Tensor, others: Tensor, options: FedXOptions) -> Tensor:
-    """R(a1, a2 | B), the mean of `divergences` over images: (...) for a1, a2 of shape (..., N, d) and B of (..., M, d)."""
+    """R(a1, a2 | B), the mean of `divergences` over images: (...) for a1, a2 (..., N, d) and B (..., M, d)."""
     views = F.normalize(torch.stack([a1, a2]).float(), dim=-1)
     return divergences(views @ F.normalize(others.float(), dim=-1).mT, options).mean(-1)
 
