@@ -43,6 +43,7 @@ def _toy(**values: object) -> Method:
         "local_steps": 1,
         "batch_size": 4,
         "fedema.tau": 0.5,
+        "fedema.divergence": "distance_to_global",
     }
     return methods["fedema"].build(Experiment.parse({**settings, **values}))
 

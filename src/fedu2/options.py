@@ -171,7 +171,7 @@ class FedEMAOptions(Options):
     tau: float = Field(0.7, ge=0, le=1, description="τ of the autoscaler: μ in a client's second round")
     scale: float | None = Field(None, ge=0, description="a constant λ for all clients in place of the autoscaler")
     cap: float = Field(1.0, ge=0, le=1, description="the largest μ; FedU²'s port caps it at 0.7")
-    divergence: Divergence = Field("distance_to_global", description=_DIVERGENCE)
+    divergence: Divergence = Field("last_drift", description=_DIVERGENCE)
     after_absence: Literal["overwrite", "merge"] = Field(
         "overwrite", description="a client that did not train in the round before: take the global model, or merge"
     )
