@@ -56,6 +56,27 @@ def train(
 
 
 @app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="run directory")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="of protocols, such as linear.epochs=100")
+    ] = None,
+    protocol: Annotated[
+        list[str] | None, typer.Option(help="knn, linear, finetune, supervised; may be repeated; default: all")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="repetitions of what is random")] = 3,
+    untrained: Annotated[bool, typer.Option("--untrained", help="judge the encoder as it was before training")] = False,
+    data: Annotated[Path | None, typer.Option(help="labelled images: a folder with a sub-folder a class")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,
+) -> None:
+    """Judge the encoder of a run: nearest neighbours, linear probe, fine-tuning with few labels."""
+    from fedu2.commands import judge_run
+
+    judge_run(Console(), run, settings or [], protocol, seeds, untrained, data, device)
+
+
+@app.command()
 def methods(debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False) -> None:
     """List the methods, with their objectives and references."""
     from fedu2.commands import list_methods

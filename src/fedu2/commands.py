@@ -25,7 +25,7 @@ from fedu2.parsing import choices, fields, leaves
 from fedu2.run import Run, train
 from fedu2.rundir import RunDirectory, open_ended
 
-__all__ = ["examine", "list_datasets", "list_keys", "list_methods", "run_training"]
+__all__ = ["examine", "judge_run", "list_datasets", "list_keys", "list_methods", "run_training"]
 
 
 def run_training(
@@ -137,6 +137,38 @@ def examine(console: Console, settings: Sequence[str]) -> None:
     used, milliseconds = doctor.try_out(experiment, engine)
     what = f"{_title(experiment)}, {experiment.encoder}, batches of {experiment.batch_size}"
     console.print(f"A trial on noise ({what}): {milliseconds:.3g} ms a step, with {used.summary()}.", highlight=False)
+
+
+def judge_run(
+    console: Console,
+    path: Path,
+    settings: Sequence[str],
+    names: Sequence[str] | None,
+    seeds: int,
+    untrained: bool,
+    data: Path | None,
+    device: str,
+) -> None:
+    """`fedu2 evaluate`."""
+    from fedu2.evaluate import FILE, evaluate, parse_protocols
+
+    if not (path / "config.yaml").exists():
+        raise UsageError(f"{path} holds no run")
+    options, run = parse_protocols(settings), Run(path)
+    chosen = {"names": names} if names else {}
+    scores = evaluate(run, options=options, seeds=seeds, untrained=untrained, data=data, device=device, **chosen)
+    encoder = "untrained encoder" if untrained else f"encoder after {run.rounds_played} rounds"
+    title = f"{_title(run.experiment)}: {encoder} on {data or run.experiment.dataset}"
+    console.print(title, style="bold", highlight=False, soft_wrap=True)
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("protocol")
+    table.add_column("accuracy", justify="right")
+    table.add_column("seeds", justify="right")
+    for name, score in scores.items():
+        spread = f" ± {score.deviation:.1f}" if len(score.values) > 1 else ""
+        table.add_row(name, f"{score.mean:.1f}{spread} %", str(len(score.values)))
+    console.print(table)
+    console.print(f"Kept in {path / FILE}.", highlight=False, soft_wrap=True)
 
 
 def list_methods(console: Console) -> None:

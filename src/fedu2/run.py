@@ -289,15 +289,23 @@ class Run:
         """The figures of the finished run."""
         return RunDirectory(self.path).summary()
 
+    @property
+    def rounds_played(self) -> int:
+        """Up to the last checkpoint."""
+        return self._last(build(self.experiment), "cpu").round
+
     def learner(self, device: torch.device | str = "cpu") -> Objective:
         """The global model of the last checkpoint, with its heads."""
         method = build(self.experiment)
         model = FlatModel(method.learner(), device)
+        model.load(self._last(method, device).server.model)
+        return model.module.eval()
+
+    def _last(self, method: Method, device: torch.device | str) -> FederationState:
         found = Checkpoints(self.path / "checkpoint", *method.layouts).latest(device)
         if found is None:
             raise TrainingError(f"{self.path} has no checkpoint yet")
-        model.load(found[0].server.model)
-        return model.module.eval()
+        return found[0]
 
     def encoder(self, device: torch.device | str = "cpu") -> nn.Module:
         """The trained global encoder F, in evaluation mode: normalised images (N, 3, S, S) → features (N, D)."""

@@ -23,7 +23,7 @@ __all__ = ["RunDirectory", "open_ended"]
 
 log = logging.getLogger("fedu2")
 
-FILES = ("config.yaml", "partition.json", "images.blake2b", "metrics.jsonl", "summary.json")
+FILES = ("config.yaml", "partition.json", "images.blake2b", "metrics.jsonl", "summary.json", "evaluation.json")
 # Keys that may change when a run is resumed, for they do not influence the result (or say where it ends).
 FREE_KEYS = ("device", "checkpoint_every", "data.root", "data.download", "evaluation.", "engine.")
 

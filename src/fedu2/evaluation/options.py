@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from fedu2.options import Options
@@ -28,7 +30,9 @@ class LinearOptions(Options):
 class FinetuneOptions(Options):
     """Encoder and classifier trained on few labels."""
 
-    fractions: tuple[float, ...] = Field((0.01, 0.1), min_length=1, description="shares of the labels, by class")
+    fractions: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
+        (0.01, 0.1), min_length=1, description="shares of the labels, by class"
+    )
     epochs: int = Field(200, ge=1, description="passes over the labelled images")
     batch_size: int = Field(128, ge=2, description="images in a step")
     encoder_lr: float = Field(1e-3, gt=0, description="learning rate of the encoder")

@@ -1,0 +1,92 @@
+"""From a run to what its encoder is worth: `evaluate`, written beside the run as evaluation.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from fedu2 import parsing
+from fedu2.data import load_dataset
+from fedu2.engine import choose, choose_device
+from fedu2.errors import UsageError
+from fedu2.evaluation.judge import Candidate, Score, judge, protocols
+from fedu2.evaluation.options import Protocols
+from fedu2.files import write_atomically
+from fedu2.methods import build
+from fedu2.run import Run, environment
+
+__all__ = ["evaluate", "parse_protocols"]
+
+FILE = "evaluation.json"
+
+
+def parse_protocols(assignments: Sequence[str]) -> Protocols:
+    """The settings of the protocols from `key=value`, such as linear.epochs=100."""
+    try:
+        return Protocols.model_validate(parsing.tree(Protocols, {}, assignments))
+    except ValidationError as error:
+        raise UsageError(parsing.explain(Protocols, error)) from None
+
+
+def evaluate(
+    run: Run,
+    names: Sequence[str] = ("knn", "linear", "finetune", "supervised"),
+    options: Protocols | None = None,
+    *,
+    seeds: int = 3,
+    untrained: bool = False,
+    data: str | Path | None = None,
+    device: str = "auto",
+) -> dict[str, Score]:
+    """Judge the global encoder of the run's last checkpoint, or the encoder as it was before training.
+
+    data: a folder with one sub-folder a class, in place of the run's own images.  The scores are also kept in the run's
+    evaluation.json, those of other encoders, images and settings beside them.
+    """
+    for name in names:
+        protocols[name]  # an unknown one explains itself before anything is computed
+    options, place = options or Protocols(), choose_device(device)
+    experiment = run.experiment
+
+    def fresh() -> Any:
+        return build(experiment).learner().encoder.to(place)
+
+    encoder = fresh() if untrained else run.encoder(place)
+    if data is None:
+        dataset = load_dataset(experiment.dataset, experiment.data)
+    else:
+        folder = experiment.data.model_copy(update={"root": str(data), "layout": "images"})
+        dataset = load_dataset("folder", folder)
+    dataset = dataset.to(place)
+    engine = choose(experiment.with_(device=device, precision="auto"), place)
+    scores = judge(Candidate(encoder, fresh, dataset.train, dataset.test, engine), names, options, range(seeds))
+    entry = {
+        "encoder": "untrained" if untrained else "last",
+        "round": 0 if untrained else run.rounds_played,
+        "data": str(data) if data else experiment.dataset,
+        "seeds": seeds,
+        "options": options.model_dump(mode="json"),
+        "environment": environment(engine),
+    }
+    _keep(run.path / FILE, [{**entry, "protocol": name, **_figures(score)} for name, score in scores.items()])
+    return scores
+
+
+def _figures(score: Score) -> dict[str, Any]:
+    return {"mean": score.mean, "deviation": score.deviation, "values": list(score.values)}
+
+
+def _keep(path: Path, entries: list[dict[str, Any]]) -> None:
+    """Add to what was measured before; the same measurement made anew takes the place of the old one."""
+
+    def key(entry: Mapping[str, Any]) -> str:
+        return json.dumps([entry[name] for name in ("protocol", "encoder", "round", "data", "seeds", "options")])
+
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    anew = {key(entry) for entry in entries}
+    kept = [entry for entry in before if key(entry) not in anew]
+    write_atomically(path, json.dumps([*kept, *entries], indent=1) + "\n")
