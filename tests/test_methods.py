@@ -162,14 +162,16 @@ def test_every_method_has_a_card_and_a_page(name: str) -> None:
     assert f"[{card.title}]({name}.md)" in index
 
 
-def test_the_bytes_in_the_index_are_those_of_the_models() -> None:
-    """docs/methods/README.md tells what a client sends and remembers with ResNet-18."""
+def test_the_bytes_in_the_documents_are_those_of_the_models() -> None:
+    """docs/methods/ tells what travels with ResNet-18."""
     index = (ROOT / "docs" / "methods" / "README.md").read_text(encoding="utf-8")
     for name, objective in PAIRS:
         method = build(resolve(Experiment.parse({"dataset": "cifar10", "method": name, "objective": objective})))
         sent = 4 * sum(method.travelling)
         row = next(line for line in index.splitlines() if line.startswith(f"| [{methods[name].title}]"))
         assert f"{objective} {sent / 1e6:.1f}" in row, (name, objective, sent / 1e6)
+        page = (ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
+        assert f"{sent / 1e6:.1f} MB ({objective})" in page, (name, objective, sent / 1e6)
 
 
 def test_methods_are_compared_with_their_baselines(micro: Experiment) -> None:
