@@ -333,6 +333,18 @@ def test_a_run_whose_checkpoint_is_gone_is_not_played_over(micro: Experiment, tm
     assert (run.path / "metrics.jsonl").read_bytes() == before
 
 
+def test_a_run_from_before_a_key_existed_is_resumed(micro: Experiment, tmp_path: Path) -> None:
+    run = fedu2.train(_with(micro, "rounds=1"), tmp_path / "run")
+    config = run.path / "config.yaml"
+    config.write_text(config.read_text().replace("rotation:\n  weight: 0.0\n", ""))
+    manifest = run.path / "checkpoint" / "round-000001" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    assert content["experiment"].pop("rotation.weight") == 0
+    manifest.write_text(json.dumps(content))
+    assert "rotation" not in config.read_text()
+    assert fedu2.train(_with(micro, "rounds=2"), run.path, resume=True).summary["rounds"] == 2
+
+
 @pytest.mark.parametrize(("method", "reads"), [("fedu2", True), ("fedbyol", False)])
 def test_the_former_format_is_read_where_clients_remember_nothing(
     micro: Experiment, tmp_path: Path, method: str, reads: bool

@@ -59,7 +59,7 @@ def test_trained_sections_come_first_and_prefixes_leave_the_target_out() -> None
     sections = list(dict.fromkeys(entry.section for entry in model.layout.entries))
     assert sections == ["encoder", "projector", "predictor", "target"]
     assert model.layout.prefix(["target"]).size == len(model.trained)
-    with pytest.raises(ValueError, match="must come last"):
+    with pytest.raises(UsageError, match="must come last"):
         model.layout.prefix(["projector"])
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import fedu2
+from fedu2.aggregators import aggregators
 from fedu2.data import load_dataset
 from fedu2.engine import Engine
 from fedu2.errors import UsageError
@@ -17,7 +18,7 @@ from fedu2.experiment import Experiment
 from fedu2.federation.callbacks import Callback
 from fedu2.federation.local import LocalBackend
 from fedu2.federation.rounds import initial_state, play_round
-from fedu2.methods import Task, build, methods, plain_fedavg, resolve
+from fedu2.methods import Method, Task, build, methods, plain_fedavg, resolve
 from fedu2.models.flat import FlatModel
 
 ROOT = Path(__file__).parents[1]
@@ -184,6 +185,44 @@ def test_methods_are_compared_with_their_baselines(micro: Experiment) -> None:
     assert plain["ssd"].method == "fedalignuniform"
     assert (plain["fedu2"].method, plain["fedu2"].fur.weight, plain["fedu2"].aggregator) == ("fedu2", 0, "fedavg")
     assert all(experiment.aggregator == "fedavg" for experiment in plain.values() if experiment)
+
+
+@pytest.mark.parametrize("name", ["fedema", "feddecorr", "fedu2"])
+def test_a_comparison_changes_the_method_alone(micro: Experiment, name: str) -> None:
+    experiment = _setting(micro, name, "byol", "byol.target=shared", "rotation.weight=0.5")
+    plain = plain_fedavg(experiment)
+    assert plain is not None
+    changed = {key for key, value in plain.flat().items() if value != experiment.flat()[key]}
+    assert changed <= {"method", "aggregator", "fur.weight"}
+    assert plain_fedavg(plain) is None
+
+
+def test_sections_that_stay_begin_afresh_at_every_client(micro: Experiment) -> None:
+    """A predictor that never travels: what one client leaves in the model is not where the next one begins."""
+    experiment = _setting(micro, "fedsimsiam", "simsiam")
+    method = Method(experiment, aggregators["fedavg"](experiment), stays=("predictor",))
+    data = load_dataset("sample", experiment.data)
+    shares = [torch.arange(64), torch.arange(64, 104)]
+    tasks = [Task(1, client, 2, 0.05, 0.0) for client in (0, 1)]
+    server = initial_state(method, "cpu").server
+    both = {r.client: r for r in LocalBackend(method, data.train, shares).run(tasks, server, {}, Callback())}
+    (alone,) = LocalBackend(method, data.train, shares).run(tasks[1:], server, {}, Callback())
+    assert torch.equal(both[1].model.params, alone.model.params)
+    assert torch.equal(both[1].memory["predictor.params"], alone.memory["predictor.params"])
+    fresh = FlatModel(method.learner())
+    method.receive(fresh, server, None, tasks[0])
+    assert torch.equal(fresh.section("predictor").params, FlatModel(method.learner()).section("predictor").params)
+
+
+def test_a_prelude_counts_as_part_of_round_one(micro: Experiment, tmp_path: Path) -> None:
+    run = fedu2.train(_setting(micro, "orchestra", "orchestra", "rounds=2"), tmp_path / "run")
+    one, two = run.history[1], run.history[2]
+    method = build(run.experiment)
+    model, centroids = 4 * sum(method.travelling), 4 * 4 * 16  # four local clusters of 16 dimensions
+    assert two["bytes_up"] == 3 * (model + centroids)
+    assert one["bytes_up"] == two["bytes_up"] + 3 * centroids
+    assert one["bytes_down"] == 3 * (model + 4 * 8 * 16) + 3 * model
+    assert "orchestra.clustering" in one
 
 
 def test_objectives_that_do_not_go_with_a_method_are_refused(micro: Experiment) -> None:

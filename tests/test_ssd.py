@@ -87,6 +87,15 @@ def test_separation_by_hand() -> None:
     assert separation(u, scale, SSDOptions(form="code")).item() == pytest.approx(expected)
 
 
+def test_separation_of_a_single_client_is_nothing() -> None:
+    """All dimensions are its own: stretched and brought back they are where they were, and rounding has no say."""
+    z = torch.randn(2, 64, 32, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    loss = separation(on_sphere(z), scale_vector(32, 1, 0, 10.0), SSDOptions(form="code"))
+    loss.backward()
+    assert 0 <= loss.item() < 1e-5
+    assert z.grad.norm() < 1e-5
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_the_target_of_separation_is_a_constant(form: str) -> None:
     u, scale = _units(2, 3, 6).requires_grad_(), scale_vector(6, 3, 1, 10.0).double()

@@ -35,6 +35,9 @@ def run_training(
     if resume and out is None:
         out = RunDirectory.newest()
     experiment = _experiment(settings, config, out if resume else None)
+    if compare and plain_fedavg(experiment) is None:
+        what = f"{_title(experiment)}, aggregator={experiment.aggregator}"
+        raise UsageError(f"--compare has nothing to compare {what} with: it is plain FedAvg, or there is none for it")
     out = out or RunDirectory.new_name(experiment)
     try:
         run = train(experiment, out, resume=resume, callbacks=[Progress(console, _title(experiment))])
@@ -56,10 +59,9 @@ def _experiment(settings: Sequence[str], config: Path | None, resumed: Path | No
 
 
 def _fedavg(console: Console, run: Run) -> Run:
-    """The same training without FUR and EUA, written inside the run; goes on where it was interrupted."""
+    """The same training by plain FedAvg, written inside the run; goes on where it was interrupted."""
     plain = plain_fedavg(run.experiment)
-    if plain is None:
-        raise UsageError(f"method={run.experiment.method} is plain FedAvg: there is nothing to compare it with")
+    assert plain is not None, "asked for before the training"
     inside = run.path / "fedavg"
     begun = (inside / "config.yaml").exists()
     return train(plain, inside, resume=begun, callbacks=[Progress(console, "FedAvg, for comparison")])
@@ -175,7 +177,7 @@ def list_methods(console: Console) -> None:
     """`fedu2 methods`."""
     for name in known_methods:
         card = known_methods[name]
-        target = f" · target network {card.target}" if _has_target(card) else ""
+        target = f" · target network {card.target}{_only(card)}" if _with_target(card) else ""
         console.print(f"[bold]{name}[/bold]  {card.title}: {card.summary}", highlight=False)
         for line in (
             f"objective {', '.join(card.objectives)} · aggregator {card.aggregator}{target}",
@@ -185,17 +187,23 @@ def list_methods(console: Console) -> None:
         console.print(f"    {card.reference}\n", style="dim", highlight=False)
 
 
-def _has_target(card: MethodCard) -> bool:
-    return any(getattr(objectives[name], "has_target", False) for name in card.objectives)
+def _with_target(card: MethodCard) -> list[str]:
+    """The objectives of a method that have a target network."""
+    return [name for name in card.objectives if getattr(objectives[name], "has_target", False)]
+
+
+def _only(card: MethodCard) -> str:
+    some = _with_target(card)
+    return "" if len(some) == len(card.objectives) else f" (with {', '.join(some)})"
 
 
 def _sends(card: MethodCard) -> str:
-    target = "target network" if _has_target(card) and card.target == "shared" else ""
+    target = f"target network{_only(card)}" if _with_target(card) and card.target == "shared" else ""
     return ", ".join(filter(None, ("encoder", "heads", target, card.sends)))
 
 
 def _remembers(card: MethodCard) -> str:
-    target = "its target network" if _has_target(card) and card.target == "local" else ""
+    target = f"its target network{_only(card)}" if _with_target(card) and card.target == "local" else ""
     return ", ".join(filter(None, (target, card.remembers))) or "nothing"
 
 

@@ -46,6 +46,7 @@ class Progress(Callback):
 
     def on_tasks(self, tasks: Sequence[Task]) -> None:
         self._tasks = tasks
+        self._clock.rounds += tasks[0].round == 0  # a prelude comes on top
         self._clock.begin_round(sum(task.steps for task in tasks))
 
     def on_epoch(self, report: EpochReport) -> None:

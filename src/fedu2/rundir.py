@@ -18,6 +18,7 @@ from fedu2.data import load_partition, save_partition
 from fedu2.errors import DataError, TrainingError, UsageError
 from fedu2.experiment import Experiment
 from fedu2.files import write_atomically
+from fedu2.methods import resolve
 
 __all__ = ["RunDirectory", "open_ended"]
 
@@ -98,6 +99,7 @@ class RunDirectory:
     def compare(self, experiment: Experiment, begun: Mapping[str, Any]) -> None:
         """Refuse an experiment whose keys differ from those that a run or checkpoint began with."""
         ours = experiment.flat()
+        begun = resolve(Experiment.parse(begun)).flat()  # keys that did not exist yet have their defaults
         free = [*FREE_KEYS, *(["rounds"] if open_ended(experiment) else [])]
         same = [k for k in ours if begun.get(k) in (ours[k], "auto") or any(k.startswith(key) for key in free)]
         changed = [k for k in ours if k not in same]

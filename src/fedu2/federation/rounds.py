@@ -48,8 +48,9 @@ def play_round(
     state: FederationState, method: Method, backend: Backend, examples: Sequence[int], observer: Observer
 ) -> tuple[FederationState, dict[str, Any]]:
     """Play one round over clients with `examples` images each; the next state, and what to log of it."""
+    before: dict[str, int] = {}
     if state.round == 0 and method.prelude:
-        state = _prelude(state, method, backend, len(examples), observer)
+        state, before = _prelude(state, method, backend, len(examples), observer)
     experiment, round_ = method.experiment, state.round + 1
     drawn = participants(experiment, len(examples), round_)
     steps = steps_of(examples, experiment)
@@ -79,34 +80,37 @@ def play_round(
     )
     memories = {**state.memories, **{r.client: r.memory for r in replies if r.memory}}
     record = {"round": round_, "lr": lr, "clients": drawn, **_means(replies)}
-    record["samples"] = sum(reply.samples for reply in replies)
-    record |= _traffic(state.server, replies)
-    record |= {f"{experiment.aggregator}.{name}": value for name, value in logged.items()}
+    work = _work(state.server, replies)
+    record |= {name: value + before.get(name, 0) for name, value in work.items()}
+    record |= {name if "." in name else f"{experiment.aggregator}.{name}": value for name, value in logged.items()}
     record["client_loss"] = [reply.metrics["loss"] for reply in replies]
     return FederationState(round_, server, memories), record
 
 
 def _prelude(
     state: FederationState, method: Method, backend: Backend, clients: int, observer: Observer
-) -> FederationState:
-    """Round 0 of methods that have one: nothing is learned, the clients' models are not even looked at."""
+) -> tuple[FederationState, dict[str, int]]:
+    """Round 0 of methods that have one, and what it took: nothing is learned, the clients keep their models."""
     drawn = participants(method.experiment, clients, 0)
     tasks = [Task(0, client, method.prelude, 0.0, 0.0) for client in drawn]
     observer.on_tasks(tasks)
-    payloads = {reply.client: reply.payload for reply in backend.run(tasks, state.server, {}, observer)}
-    return replace(state, server=method.prepare(state.server, [payloads[client] for client in drawn]))
+    arrived = {reply.client: reply for reply in backend.run(tasks, state.server, {}, observer)}
+    replies = [arrived[client] for client in drawn]
+    server = method.prepare(state.server, [reply.payload for reply in replies])
+    return replace(state, server=server), _work(state.server, replies, models=False)
 
 
-def _traffic(server: ServerState, replies: Sequence[Reply]) -> dict[str, int]:
-    """Bytes that travel in a round, to all of its clients and back."""
+def _work(server: ServerState, replies: Sequence[Reply], models: bool = True) -> dict[str, int]:
+    """Images trained on, and bytes that travelled to all clients and back, there with their models or without."""
 
     def size(*tensors: Tensor) -> int:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     model = size(server.model.params, server.model.buffers)
     return {
+        "samples": sum(reply.samples for reply in replies),
         "bytes_down": len(replies) * (model + size(*server.extra.values())),
-        "bytes_up": sum(model + size(*reply.payload.values()) for reply in replies),
+        "bytes_up": sum(model * models + size(*reply.payload.values()) for reply in replies),
     }
 
 

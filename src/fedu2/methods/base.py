@@ -131,26 +131,33 @@ class Method:
         left_out = (*self.stays, *self.scratch)
         return model.layout.prefix(left_out), model.buffer_layout.prefix(left_out)
 
+    @cached_property
+    def _beginnings(self) -> Memory:
+        """The sections that stay, freshly initialised, the same for everybody."""
+        model = FlatModel(self.learner())
+        sections = {name: model.section(name) for name in self.stays}
+        params = {f"{name}.params": section.params.clone() for name, section in sections.items()}
+        return {**params, **{f"{name}.buffers": section.buffers.clone() for name, section in sections.items()}}
+
     @property
     def travelling(self) -> tuple[int, int]:
         """How many leading parameters and buffers travel."""
         return self.layouts[0].size, self.layouts[1].size
 
     def receive(self, model: Learner, server: ServerState, memory: Memory | None, task: Task) -> None:
-        """Client: take the global model in. Sections that stay come from memory or, at first sight, from the start.
+        """Client: take the global model in. Sections that stay come from memory; at first sight they are freshly made,
+        or what `Objective.start` derives from what has arrived.
 
         Write into the model's tensors (`copy_`), never put others in their place: a captured `loss` reads the former.
         """
         model.load(server.model)
-        if not self.stays:
-            return
-        if memory is None:
-            model.module.start()
-            return
+        kept = self._beginnings if memory is None else memory
         for name in self.stays:
             section = model.section(name)
-            section.params.copy_(memory[f"{name}.params"])
-            section.buffers.copy_(memory[f"{name}.buffers"])
+            section.params.copy_(kept[f"{name}.params"])
+            section.buffers.copy_(kept[f"{name}.buffers"])
+        if self.stays and memory is None:
+            model.module.start()
 
     def loss(self, learner: Objective, batch: Batch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
         """Client: L = ℓ_a + Σ weighted regularisers (+ rotation), and its terms to log.

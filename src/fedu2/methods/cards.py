@@ -81,14 +81,16 @@ def build(experiment: Experiment) -> Method:
 
 
 def plain_fedavg(experiment: Experiment) -> Experiment | None:
-    """What to compare a resolved experiment with: FedAvg of the same objective; None if it is that already."""
+    """What to compare a resolved experiment with: the same without its method, averaged by FedAvg.
+
+    None if it is that already, or if there is no plain method for its objective.
+    """
     card = methods[experiment.method]
     baseline = f"fed{experiment.objective}"
     if card.plain is None and baseline not in methods:
         return None
     settings = card.plain if card.plain is not None else {"method": baseline, "aggregator": "fedavg"}
-    flat = experiment.flat()
-    plain = resolve(Experiment.parse({**flat, "byol.target": "auto", **settings, "rotation.weight": 0.0}))
+    plain = resolve(Experiment.parse({**experiment.flat(), **settings}))
     return None if plain == experiment else plain
 
 

@@ -68,7 +68,7 @@ class OrchestraMethod(Method):
         points = _arrived(payloads)
         centroids = self._moved(server.extra["centroids"], points)
         loss = float(clustering_loss(centroids, points, self.experiment.orchestra.temperature))
-        return replace(server, extra={"centroids": centroids}), {**logged, "clustering": loss}
+        return replace(server, extra={"centroids": centroids}), {**logged, "orchestra.clustering": loss}
 
     def _moved(self, centroids: Tensor, points: Tensor) -> Tensor:
         options = self.experiment.orchestra

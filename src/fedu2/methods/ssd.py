@@ -30,6 +30,7 @@ from fedu2.errors import UsageError
 from fedu2.experiment import Experiment
 from fedu2.methods.base import Batch, Learner, Memory, Method, ServerState, Task
 from fedu2.methods.cards import method
+from fedu2.models import build_encoder
 from fedu2.objectives import Objective, Outcome
 from fedu2.objectives.alignuniform import on_sphere
 from fedu2.options import SSDOptions
@@ -54,7 +55,8 @@ def separation(u: Tensor, scale: Tensor, options: SSDOptions) -> Tensor:
     target = (u * scale).detach()
     if options.form == "paper":
         return (u - target).square().sum(-1).mean()
-    distance: Tensor = torch.linalg.vector_norm(u - on_sphere(target), dim=(-2, -1))  # (V,)
+    squared = (u - on_sphere(target)).square().sum((-2, -1))  # (V,)
+    distance: Tensor = (squared + 1e-8).sqrt()  # at distance 0 (K = 1, α = 1) rounding must have no gradient
     return distance.mean() / u.shape[-2]
 
 
@@ -89,13 +91,7 @@ class SSD(Method):
     def learner(self) -> Objective:
         """With a last section `separation`, which holds d_k."""
         learner, experiment = super().learner(), self.experiment
-        features = int(learner.encoder.features)  # type: ignore[arg-type]
-        d = experiment.heads.out or features
-        if experiment.ssd.distillation and d != features:
-            raise UsageError(
-                f"ssd.distillation compares projections with the encoder's {features} features: "
-                f"heads.out={d} must be {features}, or null"
-            )
+        d = experiment.heads.out or int(learner.encoder.features)  # type: ignore[arg-type]
         learner.separation = Separation(d)
         return learner
 
@@ -130,4 +126,18 @@ class SSD(Method):
 )
 def ssd(experiment: Experiment) -> Method:
     """Alignment and uniformity, with dimensions of its own for every client, distilled into the encoder."""
+    _check_sizes(experiment)
     return SSD(experiment, aggregators[experiment.aggregator or "fedavg"](experiment))
+
+
+def _check_sizes(experiment: Experiment) -> None:
+    """Distillation compares projections with features, coordinate by coordinate."""
+    d = experiment.heads.out
+    if d is None or not experiment.ssd.distillation:
+        return
+    features = int(build_encoder(experiment.encoder, experiment.width).features)  # type: ignore[arg-type]
+    if d != features:
+        raise UsageError(
+            f"ssd.distillation compares projections with the encoder's {features} features: "
+            f"heads.out={d} must be {features}, or null"
+        )

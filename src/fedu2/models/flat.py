@@ -73,7 +73,7 @@ class Layout:
         unwanted = set(left_out)
         kept = tuple(entry for entry in self.entries if entry.section not in unwanted)
         if any(a is not b for a, b in zip(kept, self.entries, strict=False)):
-            raise ValueError(f"sections that stay must come last, but {sorted(unwanted)} do not")
+            raise UsageError(f"sections that stay must come last in the model, but {sorted(unwanted)} do not")
         return Layout(kept)
 
     def views(self, vector: Tensor) -> Iterator[tuple[str, Tensor]]:

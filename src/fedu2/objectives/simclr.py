@@ -23,8 +23,8 @@ def nt_xent(z1: Tensor, z2: Tensor, temperature: float) -> Tensor:
 
 def contrast(z: Tensor, temperature: float) -> Tensor:
     """`nt_xent` of unit vectors (2N, d), the first views before the second ones."""
-    similarity = z @ z.T / temperature  # (2N, 2N)
-    similarity = similarity.fill_diagonal_(float("-inf"))
+    with torch.autocast(z.device.type, enabled=False):  # cosines over a small τ need more than half precision
+        similarity = (z @ z.T / temperature).fill_diagonal_(float("-inf"))  # (2N, 2N)
     partner = torch.arange(len(z), device=z.device).roll(len(z) // 2)
     return F.cross_entropy(similarity, partner)
 
