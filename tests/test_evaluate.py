@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from fedu2.cli import main
 from fedu2.errors import DataError, UsageError
 from fedu2.evaluate import evaluate, parse_protocols
 from fedu2.experiment import Experiment
+from fedu2.federation.rounds import initial_state
+from fedu2.methods import build, resolve
 
 QUICK = ["linear.epochs=2", "finetune.epochs=1", "finetune.fractions=[0.05]", "knn.k=20"]
 
@@ -56,6 +59,33 @@ def test_knn_is_that_of_training(run: fedu2.Run) -> None:
     before = evaluate(run, ["knn"], untrained=True)
     assert before["knn"].mean == pytest.approx(run.history[0]["knn"], abs=1e-4)
     assert [(entry["encoder"], entry["round"]) for entry in _entries(run)] == [("last", 1), ("untrained", 0)]
+
+
+def test_the_best_round_is_kept(micro: Experiment, tmp_path: Path) -> None:
+    """Its model survives later rounds and a resume."""
+    run = fedu2.train(Experiment.parse(micro.flat(), ["rounds=4", "evaluation.every=1"]), tmp_path / "run")
+    judged = {record["round"]: record["knn"] for record in run.history if record["round"] > 0}
+    best = max(judged, key=lambda round_: (judged[round_], -round_))
+    assert run.best_round == best
+    scores = evaluate(run, ["knn"], best=True)
+    assert scores["knn"].mean == pytest.approx(judged[best], abs=1e-4)
+    assert [(entry["encoder"], entry["round"]) for entry in _entries(run)] == [("best", best)]
+    part = fedu2.train(Experiment.parse(micro.flat(), ["rounds=3", "evaluation.every=1"]), tmp_path / "part")
+    longer = fedu2.train(Experiment.parse(micro.flat(), ["rounds=4", "evaluation.every=1"]), part.path, resume=True)
+    assert longer.best_round == best
+    mine, its = longer.learner(best=True).state_dict(), run.learner(best=True).state_dict()
+    assert all(torch.equal(mine[name], its[name]) for name in mine)
+    with pytest.raises(UsageError, match="not both"):
+        evaluate(run, ["knn"], best=True, untrained=True)
+
+
+def test_a_run_that_was_never_judged_has_no_best_round(micro: Experiment) -> None:
+    state = initial_state(build(resolve(micro)), "cpu")
+    assert state.best is None
+    first = replace(state, round=1).judged(30.0)
+    assert first.best is not None
+    assert replace(first, round=2).judged(30.0).best.round == 1  # the first of equals
+    assert replace(first, round=2).judged(31.0).best.round == 2
 
 
 def test_the_same_measurement_takes_the_place_of_the_old_one(run: fedu2.Run) -> None:
@@ -124,7 +154,7 @@ def test_runs_that_cannot_be_judged(run: fedu2.Run, tmp_path: Path, capsys: pyte
 def test_the_command_shows_a_table(run: fedu2.Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", str(run.path), "--protocol", "knn", "--protocol", "linear", "--seeds", "2", *QUICK]) == 0
     shown = capsys.readouterr().out
-    assert "encoder after 1 rounds on sample" in shown
+    assert "encoder after round 1 on sample" in shown
     assert " ± " in shown
     assert "evaluation.json" in shown
 

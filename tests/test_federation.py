@@ -197,6 +197,7 @@ def test_kill_9_in_the_middle_of_a_round(micro: Experiment, tmp_path: Path) -> N
 
 
 def test_resume_of_a_finished_run_changes_nothing_and_can_go_further(micro: Experiment, tmp_path: Path) -> None:
+    micro = _with(micro, "evaluation.every=1")
     run = fedu2.train(micro, tmp_path / "run")
     before = _weights(run.path)
     fedu2.train(micro, run.path, resume=True)

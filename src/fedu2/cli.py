@@ -66,6 +66,7 @@ def evaluate(
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="repetitions of what is random")] = 3,
     untrained: Annotated[bool, typer.Option("--untrained", help="judge the encoder as it was before training")] = False,
+    best: Annotated[bool, typer.Option("--best", help="judge the encoder of the best round by kNN")] = False,
     data: Annotated[Path | None, typer.Option(help="labelled images: a folder with a sub-folder a class")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,
@@ -73,7 +74,7 @@ def evaluate(
     """Judge the encoder of a run: nearest neighbours, linear probe, fine-tuning with few labels."""
     from fedu2.commands import judge_run
 
-    judge_run(Console(), run, settings or [], protocol, seeds, untrained, data, device)
+    judge_run(Console(), run, settings or [], protocol, seeds, untrained, best, data, device)
 
 
 @app.command()

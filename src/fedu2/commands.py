@@ -148,18 +148,19 @@ def judge_run(
     names: Sequence[str] | None,
     seeds: int,
     untrained: bool,
+    best: bool,
     data: Path | None,
     device: str,
 ) -> None:
     """`fedu2 evaluate`."""
-    from fedu2.evaluate import FILE, evaluate, parse_protocols
+    from fedu2.evaluate import ALL, FILE, evaluate, parse_protocols
 
     if not (path / "config.yaml").exists():
         raise UsageError(f"{path} holds no run")
     options, run = parse_protocols(settings), Run(path)
-    chosen = {"names": names} if names else {}
-    scores = evaluate(run, options=options, seeds=seeds, untrained=untrained, data=data, device=device, **chosen)
-    encoder = "untrained encoder" if untrained else f"encoder after {run.rounds_played} rounds"
+    scores = evaluate(run, names or ALL, options, seeds=seeds, untrained=untrained, best=best, data=data, device=device)
+    rounds = 0 if untrained else run.best_round if best else run.rounds_played
+    encoder = "untrained encoder" if untrained else f"encoder after round {rounds}{', the best by kNN' if best else ''}"
     title = f"{_title(run.experiment)}: {encoder} on {data or run.experiment.dataset}"
     console.print(title, style="bold", highlight=False, soft_wrap=True)
     table = Table(box=None, padding=(0, 2, 0, 0))

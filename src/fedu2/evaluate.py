@@ -22,6 +22,7 @@ from fedu2.run import Run, environment
 __all__ = ["evaluate", "parse_protocols"]
 
 FILE = "evaluation.json"
+ALL = ("knn", "linear", "finetune", "supervised")
 
 
 def parse_protocols(assignments: Sequence[str]) -> Protocols:
@@ -34,28 +35,31 @@ def parse_protocols(assignments: Sequence[str]) -> Protocols:
 
 def evaluate(
     run: Run,
-    names: Sequence[str] = ("knn", "linear", "finetune", "supervised"),
+    names: Sequence[str] = ALL,
     options: Protocols | None = None,
     *,
     seeds: int = 3,
     untrained: bool = False,
+    best: bool = False,
     data: str | Path | None = None,
     device: str = "auto",
 ) -> dict[str, Score]:
-    """Judge the global encoder of the run's last checkpoint, or the encoder as it was before training.
+    """Judge the global encoder of the run's last checkpoint, of its best round, or as it was before training.
 
     data: a folder with one sub-folder a class, in place of the run's own images.  The scores are also kept in the run's
     evaluation.json, those of other encoders, images and settings beside them.
     """
     for name in names:
         protocols[name]  # an unknown one explains itself before anything is computed
+    if untrained and best:
+        raise UsageError("an encoder is untrained or that of the best round, not both")
     options, place = options or Protocols(), choose_device(device)
     experiment = run.experiment
 
     def fresh() -> Any:
         return build(experiment).learner().encoder.to(place)
 
-    encoder = fresh() if untrained else run.encoder(place)
+    encoder = fresh() if untrained else run.encoder(place, best=best)
     if data is None:
         dataset = load_dataset(experiment.dataset, experiment.data)
     else:
@@ -65,8 +69,8 @@ def evaluate(
     engine = choose(experiment.with_(device=device, precision="auto"), place)
     scores = judge(Candidate(encoder, fresh, dataset.train, dataset.test, engine), names, options, range(seeds))
     entry = {
-        "encoder": "untrained" if untrained else "last",
-        "round": 0 if untrained else run.rounds_played,
+        "encoder": "untrained" if untrained else "best" if best else "last",
+        "round": 0 if untrained else run.best_round if best else run.rounds_played,
         "data": str(data) if data else experiment.dataset,
         "seeds": seeds,
         "options": options.model_dump(mode="json"),

@@ -33,7 +33,7 @@ from fedu2.federation.backend import Backend
 from fedu2.federation.callbacks import Callback, Callbacks, TensorBoard
 from fedu2.federation.checkpoint import Checkpoints
 from fedu2.federation.local import LocalBackend
-from fedu2.federation.rounds import FederationState, initial_state, play_round
+from fedu2.federation.rounds import Best, FederationState, initial_state, play_round
 from fedu2.methods import Method, build, resolve
 from fedu2.models.flat import FlatModel
 from fedu2.objectives import Objective
@@ -202,6 +202,7 @@ class _Federation:
         every = self.experiment.evaluation.every
         if state.round == self.experiment.rounds or (every and state.round % every == 0):
             record = self._measured(state, record)
+            state = state.judged(record["knn"]) if "knn" in record else state
         self._write(record)
         if state.round % self.experiment.checkpoint_every == 0 or state.round == self.experiment.rounds:
             self.checkpoints.save(state, self.experiment.flat())
@@ -294,12 +295,23 @@ class Run:
         """Up to the last checkpoint."""
         return self._last(build(self.experiment), "cpu").round
 
-    def learner(self, device: torch.device | str = "cpu") -> Objective:
-        """The global model of the last checkpoint, with its heads."""
+    @property
+    def best_round(self) -> int:
+        """The round with the highest kNN accuracy, up to the last checkpoint."""
+        return self._best(build(self.experiment), "cpu").round
+
+    def learner(self, device: torch.device | str = "cpu", *, best: bool = False) -> Objective:
+        """The global model of the last checkpoint, or of the best round by kNN, with its heads."""
         method = build(self.experiment)
         model = FlatModel(method.learner(), device)
-        model.load(self._last(method, device).server.model)
+        model.load(self._best(method, device).model if best else self._last(method, device).server.model)
         return model.module.eval()
+
+    def _best(self, method: Method, device: torch.device | str) -> Best:
+        found = self._last(method, device).best
+        if found is None:
+            raise TrainingError(f"{self.path} has no best round: none was judged by kNN")
+        return found
 
     def _last(self, method: Method, device: torch.device | str) -> FederationState:
         found = Checkpoints(self.path / "checkpoint", *method.layouts).latest(device)
@@ -307,6 +319,6 @@ class Run:
             raise TrainingError(f"{self.path} has no checkpoint yet")
         return found[0]
 
-    def encoder(self, device: torch.device | str = "cpu") -> nn.Module:
+    def encoder(self, device: torch.device | str = "cpu", *, best: bool = False) -> nn.Module:
         """The trained global encoder F, in evaluation mode: normalised images (N, 3, S, S) → features (N, D)."""
-        return self.learner(device).encoder
+        return self.learner(device, best=best).encoder

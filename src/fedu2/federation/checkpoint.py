@@ -3,6 +3,7 @@
     checkpoint/round-000012/
         server.safetensors          θ_g and its buffers under the module's own names; `extra/NAME` of the method
         client-0003.safetensors     what client 3 remembers
+        best.safetensors            the global model of the best round by kNN, where that is an earlier one
         manifest.json               round, experiment, and the size and SHA-256 of every file
 
 A checkpoint is written beside its final place, flushed to the disk, and renamed: it is there whole or not at all. The
@@ -26,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedu2.errors import TrainingError
-from fedu2.federation.rounds import FederationState
+from fedu2.federation.rounds import Best, FederationState
 from fedu2.files import flush
 from fedu2.methods import ServerState
 from fedu2.models.flat import Layout, ModelState
@@ -56,6 +57,8 @@ class Checkpoints:
         draft.mkdir(parents=True)
         try:
             save_file(self._server_tensors(state.server), draft / "server.safetensors")
+            if state.best and state.best.round != state.round:
+                save_file(self._server_tensors(ServerState(state.best.model)), draft / "best.safetensors")
             for client, memory in state.memories.items():
                 tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in memory.items()}
                 save_file(tensors, draft / f"client-{client:04d}.safetensors")
@@ -64,6 +67,7 @@ class Checkpoints:
             raise TrainingError(f"the checkpoint of round {state.round} cannot be written: {error}") from None
         files = {path.name: _fingerprint(path) for path in sorted(draft.iterdir())}
         manifest = {"format": FORMAT, "round": state.round, "files": files, "experiment": dict(experiment)}
+        manifest["best"] = {"round": state.best.round, "knn": state.best.knn} if state.best else None
         (draft / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         for path in draft.iterdir():
             flush(path)
@@ -110,9 +114,20 @@ class Checkpoints:
                 int(path.stem.removeprefix("client-")): load_file(path, str(device))
                 for path in sorted(place.glob("client-*.safetensors"))
             }
+            best = self._best(place, manifest, server, device)
         except (SafetensorError, OSError, KeyError, ValueError, RuntimeError) as error:
             raise TrainingError(f"checkpoint {place} does not fit this model: {error}") from None
-        return FederationState(int(manifest["round"]), server, memories), manifest["experiment"]
+        return FederationState(int(manifest["round"]), server, memories, best), manifest["experiment"]
+
+    def _best(
+        self, place: Path, manifest: Mapping[str, Any], server: ServerState, device: torch.device | str
+    ) -> Best | None:
+        told = manifest.get("best")
+        if not told:
+            return None
+        if told["round"] != manifest["round"]:
+            server = self._server_state(load_file(place / "best.safetensors", str(device)), device)
+        return Best(int(told["round"]), float(told["knn"]), server.model)
 
     def _server_tensors(self, server: ServerState) -> dict[str, Tensor]:
         tensors = dict(self.layout.views(server.model.params.cpu()))

@@ -19,7 +19,16 @@ from fedu2.methods import Memory, Method, Reply, ServerState, Task
 from fedu2.models.flat import FlatModel, ModelState
 from fedu2.seeds import generator
 
-__all__ = ["FederationState", "initial_state", "participants", "play_round"]
+__all__ = ["Best", "FederationState", "initial_state", "participants", "play_round"]
+
+
+@dataclass(frozen=True)
+class Best:
+    """The global model of the round with the highest kNN accuracy so far; the first of equals."""
+
+    round: int
+    knn: float
+    model: ModelState
 
 
 @dataclass(frozen=True)
@@ -29,6 +38,13 @@ class FederationState:
     round: int  # rounds played so far
     server: ServerState
     memories: Mapping[int, Memory] = field(default_factory=dict)  # of the clients that have taken part
+    best: Best | None = None  # of the rounds that were judged by kNN
+
+    def judged(self, knn: float) -> FederationState:
+        """The same after its global model was judged."""
+        if self.best is not None and knn <= self.best.knn:
+            return self
+        return replace(self, best=Best(self.round, knn, self.server.model))
 
 
 def initial_state(method: Method, device: torch.device | str) -> FederationState:
@@ -84,7 +100,7 @@ def play_round(
     record |= {name: value + before.get(name, 0) for name, value in work.items()}
     record |= {name if "." in name else f"{experiment.aggregator}.{name}": value for name, value in logged.items()}
     record["client_loss"] = [reply.metrics["loss"] for reply in replies]
-    return FederationState(round_, server, memories), record
+    return replace(state, round=round_, server=server, memories=memories), record
 
 
 def _prelude(
