@@ -15,7 +15,7 @@ import fedu2
 from fedu2 import engine as engines
 from fedu2.data import load_dataset
 from fedu2.doctor import findings, try_out, versions
-from fedu2.engine import Engine, choose, choose_threads, without_graph
+from fedu2.engine import Engine, choose, choose_device, choose_threads, without_graph
 from fedu2.errors import TrainingError, UsageError
 from fedu2.experiment import Experiment
 from fedu2.federation import capture, step
@@ -64,6 +64,22 @@ def test_keys_decide_where_they_are_set() -> None:
     assert chosen.reasons["graph"] == chosen.reasons["fused"] == "switched off by its key"
     with pytest.raises(UsageError, match=r"engine\.lanes"):
         Experiment.parse({"engine": {"lanes": 0}})
+
+
+@pytest.mark.parametrize("name", ["hpu", "meta", "vulkan", "nonsense", "mtia"])
+def test_devices_that_cannot_be_used_are_refused_in_one_sentence(name: str) -> None:
+    with pytest.raises(UsageError, match=rf"^device={name} cannot be used on this machine: [^\n]+$"):
+        choose_device(name)
+
+
+def test_a_missing_gpu_is_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for name in ("cuda", "cuda:1"):
+        with pytest.raises(
+            UsageError, match=f"device={name} cannot be used on this machine: PyTorch finds no cuda device"
+        ):
+            choose_device(name)
+    assert choose_device("auto") == choose_device("cpu") == CPU
 
 
 def test_threads_leave_busy_cores_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,9 +58,13 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(1, device=device).add_(1).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # PyTorch asserts that it was built for CUDA
+        available = getattr(torch.get_device_module(device), "is_available", lambda: True)()
+        if available:
+            torch.empty(1, device=device).add_(1).item()
+    except RuntimeError as error:  # an unknown name, or an index beyond the last device
         raise UsageError(f"device={name} cannot be used on this machine: {first_line(error)}") from None
+    if not available:
+        raise UsageError(f"device={name} cannot be used on this machine: PyTorch finds no {device.type} device")
     return device
 
 
