@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedu2.aggregators import Updates, aggregators
+from fedu2.aggregators import Updates, aggregators, agreement
 from fedu2.aggregators.base import gram, weighted_sum
 from fedu2.errors import TrainingError, UsageError
 from fedu2.experiment import Experiment
@@ -61,3 +61,19 @@ def test_sums_keep_double_precision_on_cuda() -> None:
     torch.testing.assert_close(gram(rows.cuda()), rows.double() @ rows.double().T, rtol=1e-12, atol=0)
     weights = doubles(0.1, 0.2, 0.3, 0.2, 0.2)
     torch.testing.assert_close(weighted_sum(weights, rows.cuda()).cpu(), weighted_sum(weights, rows))
+
+
+def test_agreement_is_the_mean_cosine_between_updates() -> None:
+    generator = torch.Generator().manual_seed(0)
+    start, deltas = torch.randn(50, generator=generator), torch.randn(4, 50, generator=generator)
+    found = agreement(Updates(start, start + deltas, torch.full((4,), 0.25, dtype=torch.float64)))
+    pairs = [torch.cosine_similarity(deltas[i], deltas[j], dim=0) for i in range(4) for j in range(i)]
+    assert found == pytest.approx(float(sum(pairs)) / len(pairs), abs=1e-6)
+
+
+def test_agreement_of_clients_that_stay_where_they_are() -> None:
+    start = torch.ones(5)
+    shares = torch.full((3,), 1 / 3, dtype=torch.float64)
+    assert agreement(Updates(start, start.repeat(3, 1), shares)) is None
+    moved = torch.stack([start, start + 1, start + 2])
+    assert agreement(Updates(start, moved, shares)) == pytest.approx(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,11 @@ from torch import Tensor, nn
 
 import fedu2
 from fedu2.data import load_dataset
+from fedu2.engine import Engine
 from fedu2.evaluation import knn_accuracy
+from fedu2.evaluation.finetune import _Network, _Trainer
+from fedu2.evaluation.linear import Labelled, linear_probe
+from fedu2.evaluation.options import FinetuneOptions, LinearOptions
 from fedu2.experiment import Experiment
 from fedu2.federation import capture, lane
 from fedu2.federation.callbacks import Callback
@@ -21,8 +26,10 @@ from fedu2.federation.local import LocalBackend
 from fedu2.federation.optimizers import learning_rate
 from fedu2.federation.rounds import initial_state, play_round
 from fedu2.methods import Reply, Task, build, methods, resolve
-from fedu2.models.base import encoders
+from fedu2.models.base import build_encoder, encoders
+from fedu2.models.flat import FlatModel
 from fedu2.models.norm import only_our_norms
+from fedu2.options import DataOptions
 
 pytestmark = [
     pytest.mark.gpu,
@@ -183,7 +190,7 @@ def test_an_encoder_of_ones_own(strange: str, compiled: str, caplog: pytest.LogC
     with caplog.at_level(logging.WARNING, "fedu2"):
         ours = _replies(_experiment(*settings, f"engine.compile={compiled}"))
     assert _gap(ours, _replies(_experiment(*settings, *PLAIN))) <= 1e-4
-    told = [record.getMessage() for record in caplog.records]
+    told = [record.getMessage() for record in caplog.records if record.name == "fedu2"]  # the compiler tells its own
     assert len(told) == (strange == "strange-True")
     assert all("cannot be captured in a CUDA graph" in line for line in told)
     assert not only_our_norms(Strange(False))
@@ -205,3 +212,31 @@ def test_knn_on_the_gpu_is_that_on_the_cpu() -> None:
     here = knn_accuracy(queries, truth, bank, labels)
     there = knn_accuracy(queries.cuda(), truth.cuda(), bank.cuda(), labels.cuda())
     assert there == pytest.approx(here, abs=0.3)  # ties between nearly equal votes
+
+
+def test_a_captured_linear_probe_is_the_launched_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = (torch.arange(1500) % 5).cuda()
+    features = (
+        torch.randn(5, 32, generator=generator).cuda()[labels] + torch.randn(1500, 32, generator=generator).cuda()
+    )
+    train, test = Labelled(features[:1000], labels[:1000]), Labelled(features[1000:], labels[1000:])
+    options = LinearOptions(epochs=5, batch_size=96)
+    captured = linear_probe(train, test, 5, options, [0, 1])
+    assert captured == pytest.approx(linear_probe(train, test, 5, options, [0, 1], graph=False), abs=0.21)
+    assert min(captured) > 50
+
+
+def test_captured_fine_tuning_is_the_launched_one(caplog: pytest.LogCaptureFixture) -> None:
+    few = load_dataset("sample", DataOptions()).train.subset(torch.arange(330)).to("cuda")
+    torch.manual_seed(0)
+    network = _Network(build_encoder("resnet18", 16), 10)
+    start = FlatModel(copy.deepcopy(network), "cuda").params.clone()
+    ends = []
+    for graph in (True, False):
+        engine = Engine(torch.device("cuda"), graph=graph)
+        trainer = _Trainer(copy.deepcopy(network), few, FinetuneOptions(), engine, seed=0, encoder_lr=0.001)
+        trainer.train(1)
+        ends.append(trainer.model.params.clone())
+    assert (ends[0] - ends[1]).norm() < 0.02 * (ends[1] - start).norm()
+    assert not caplog.records

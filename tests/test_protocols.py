@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 
 import pytest
 import torch
@@ -75,6 +76,14 @@ def test_labels_are_drawn_by_class_and_shares_are_nested() -> None:
     assert set(one.tolist()) <= set(ten.tolist())
     assert not torch.equal(one, labelled_subset(labels, 0.01, seed=1))
     assert torch.equal(one, labelled_subset(labels, 0.01, seed=0))
+
+
+def test_fewer_labels_than_classes_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "fedu2"):
+        assert len(labelled_subset(torch.arange(50) % 10, 0.2, seed=0)) == 10
+        assert not caplog.records
+        assert len(labelled_subset(torch.arange(50) % 10, 0.01, seed=0)) == 10
+    assert caplog.messages == ["1 % of 50 images is less than one for each of 10 classes: 10 are labelled"]
 
 
 def _stripes(n: int, seed: int) -> ImageSet:

@@ -25,6 +25,7 @@ __all__ = [
     "Buffers",
     "Updates",
     "aggregators",
+    "agreement",
     "gram",
     "inner_products",
     "require_finite",
@@ -71,13 +72,30 @@ Aggregator = Callable[[Updates], Aggregate]
 aggregators: Registry[Callable[[Experiment], Aggregator]] = Registry("aggregator")
 
 
-def gram(rows: Tensor) -> Tensor:
-    """All inner products ⟨row_i, row_j⟩ of a matrix (K, P): (K, K), float64, on the CPU."""
+def gram(rows: Tensor, origin: Tensor | None = None) -> Tensor:
+    """All inner products ⟨row_i, row_j⟩ of a matrix (K, P), as seen from `origin` (P,): (K, K), float64, on the CPU."""
     products = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
     for block in _column_blocks(len(rows), rows.shape[1]):
         columns = rows[:, block].double()
+        if origin is not None:
+            columns -= origin[block]
         products.addmm_(columns, columns.T)
     return ((products + products.T) / 2).cpu()
+
+
+def agreement(updates: Updates) -> float | None:
+    """How unified the clients are: the mean cosine between the updates Δ_i, Δ_j of two clients, i ≠ j.
+
+    1: all move alike; 0: each its own way. None where fewer than two clients moved.
+    """
+    products = gram(updates.clients, updates.start)
+    norms = products.diagonal().sqrt()
+    moved = norms > 0
+    count = int(moved.sum())
+    if count < 2:
+        return None
+    cosines = products[moved][:, moved] / norms[moved] / norms[moved, None]
+    return float((cosines.sum() - count) / (count * (count - 1)))
 
 
 def inner_products(rows: Tensor, vector: Tensor) -> tuple[Tensor, Tensor, Tensor]:

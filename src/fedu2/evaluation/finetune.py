@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 from collections.abc import Iterator
 
 import torch
@@ -28,6 +29,8 @@ from fedu2.views import RECIPES, plain_view, training_views
 
 __all__ = ["finetune", "labelled_subset"]
 
+log = logging.getLogger("fedu2")
+
 
 def labelled_subset(labels: Tensor, fraction: float, seed: int) -> Tensor:
     """Indices of a share of the images, drawn by class; of each class at least one.
@@ -35,12 +38,16 @@ def labelled_subset(labels: Tensor, fraction: float, seed: int) -> Tensor:
     labels: (N,) int64. The same seed draws the same images, and a larger share contains a smaller one.
     """
     labels = labels.cpu()
-    chosen = []
+    chosen: list[Tensor] = []
     for label in labels.unique().tolist():
         members = (labels == label).nonzero().squeeze(1)
         order = torch.randperm(len(members), generator=generator("cpu", seed, "labels", label))
         chosen.append(members[order[: max(1, round(fraction * len(members)))]])
-    return torch.cat(chosen).sort().values
+    found = torch.cat(chosen).sort().values
+    if fraction * len(labels) < len(chosen):
+        share = f"{100 * fraction:g} % of {len(labels)} images"
+        log.warning("%s is less than one for each of %d classes: %d are labelled", share, len(chosen), len(found))
+    return found
 
 
 def finetune(

@@ -86,7 +86,8 @@ def _knn(candidate: Candidate, options: Protocols, seeds: Sequence[int]) -> Mapp
 def _linear(candidate: Candidate, options: Protocols, seeds: Sequence[int]) -> Mapping[str, Score]:
     """A linear classifier on frozen features."""
     train, test = candidate.features()
-    return {"linear": Score(tuple(linear_probe(train, test, candidate.classes, options.linear, seeds)))}
+    graph = candidate.engine.graph
+    return {"linear": Score(tuple(linear_probe(train, test, candidate.classes, options.linear, seeds, graph=graph)))}
 
 
 @protocols.register("finetune")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedu2.aggregators import Buffers, Updates
+from fedu2.aggregators import Buffers, Updates, agreement
 from fedu2.errors import TrainingError
 from fedu2.experiment import Experiment
 from fedu2.federation.backend import Backend, Observer
@@ -90,6 +90,7 @@ def play_round(
     layout, buffer_layout = method.layouts
     beside = Buffers(start.buffers, buffers, buffer_layout)
     updates = Updates(start.params, params, _shares(replies, experiment), beside, layout, round_)
+    together = agreement(updates)
     server, logged = method.aggregate(state.server, updates, [reply.payload for reply in replies])
     _check_finite(
         server.model, f"the global model is not finite after round {round_}: lower optimizer.lr, or the server's step"
@@ -99,6 +100,8 @@ def play_round(
     work = _work(state.server, replies)
     record |= {name: value + before.get(name, 0) for name, value in work.items()}
     record |= {name if "." in name else f"{experiment.aggregator}.{name}": value for name, value in logged.items()}
+    if together is not None:
+        record["agreement"] = together
     record["client_loss"] = [reply.metrics["loss"] for reply in replies]
     return replace(state, round=round_, server=server, memories=memories), record
 
