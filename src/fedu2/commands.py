@@ -16,8 +16,9 @@ from rich.table import Table
 from fedu2.console import Progress, result_table
 from fedu2.data import cache_directory
 from fedu2.data import datasets as known_datasets
-from fedu2.errors import Interrupted, UsageError
+from fedu2.errors import Interrupted, OutOfTime, UsageError
 from fedu2.experiment import SAMPLE_DEFAULTS, Experiment
+from fedu2.federation.deadline import Deadline
 from fedu2.methods import MethodCard, plain_fedavg, resolve
 from fedu2.methods import methods as known_methods
 from fedu2.objectives import objectives
@@ -29,7 +30,13 @@ __all__ = ["examine", "judge_run", "list_datasets", "list_keys", "list_methods",
 
 
 def run_training(
-    console: Console, settings: Sequence[str], config: Path | None, out: Path | None, resume: bool, compare: bool
+    console: Console,
+    settings: Sequence[str],
+    config: Path | None,
+    out: Path | None,
+    resume: bool,
+    compare: bool,
+    time_limit: float | None = None,
 ) -> None:
     """`fedu2 train`."""
     if resume and out is None:
@@ -39,12 +46,18 @@ def run_training(
         what = f"{_title(experiment)}, aggregator={experiment.aggregator}"
         raise UsageError(f"--compare has nothing to compare {what} with: it is plain FedAvg, or there is none for it")
     out = out or RunDirectory.new_name(experiment)
+    go_on = f"continue with: fedu2 train --resume {'--compare ' if compare else ''}--out {out}"
+    deadline = Deadline(time_limit)
     try:
-        run = train(experiment, out, resume=resume, callbacks=[Progress(console, _title(experiment))])
-        compared = _fedavg(console, run) if compare else None
+        progress = Progress(console, _title(experiment))
+        run = train(experiment, out, resume=resume, callbacks=[progress], time_limit=time_limit)
+        compared = _fedavg(console, run, deadline) if compare and run.finished else None
     except KeyboardInterrupt:
-        again = "--compare " if compare else ""
-        raise Interrupted(f"interrupted; continue with: fedu2 train --resume {again}--out {out}") from None
+        raise Interrupted(f"interrupted; {go_on}") from None
+    for part in filter(None, (run, compared)):
+        if not part.finished:
+            played = f"round {part.rounds_played} of {part.experiment.rounds}"
+            raise OutOfTime(f"the time limit came after {played}; {go_on}")
     console.print()
     plain = compared.summary if compared else _earlier_comparison(run)
     console.print(result_table(_title(experiment), run.summary, plain, run.path))
@@ -58,13 +71,14 @@ def _experiment(settings: Sequence[str], config: Path | None, resumed: Path | No
     return resolve(Experiment.load(config, settings) if config else Experiment.parse({}, settings))
 
 
-def _fedavg(console: Console, run: Run) -> Run:
+def _fedavg(console: Console, run: Run, deadline: Deadline) -> Run:
     """The same training by plain FedAvg, written inside the run; goes on where it was interrupted."""
     plain = plain_fedavg(run.experiment)
     assert plain is not None, "asked for before the training"
     inside = run.path / "fedavg"
     begun = (inside / "config.yaml").exists()
-    return train(plain, inside, resume=begun, callbacks=[Progress(console, "FedAvg, for comparison")])
+    limit = None if deadline.seconds is None else deadline.left
+    return train(plain, inside, resume=begun, callbacks=[Progress(console, "FedAvg, for comparison")], time_limit=limit)
 
 
 def _earlier_comparison(run: Run) -> dict[str, Any] | None:

@@ -9,7 +9,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["DataError", "FedU2Error", "Interrupted", "TrainingError", "UsageError", "did_you_mean", "first_line"]
+__all__ = [
+    "DataError",
+    "FedU2Error",
+    "Interrupted",
+    "OutOfTime",
+    "TrainingError",
+    "UsageError",
+    "did_you_mean",
+    "first_line",
+]
 
 
 class FedU2Error(Exception):
@@ -36,6 +45,12 @@ class Interrupted(FedU2Error):  # noqa: N818 (nothing went wrong)
     """The user stopped a run."""
 
     exit_code = 130
+
+
+class OutOfTime(FedU2Error):  # noqa: N818 (nothing went wrong)
+    """A time limit came before the end; the same command with --resume goes on."""
+
+    exit_code = 75
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

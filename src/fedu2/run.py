@@ -32,6 +32,7 @@ from fedu2.federation import processes
 from fedu2.federation.backend import Backend
 from fedu2.federation.callbacks import Callback, Callbacks, TensorBoard
 from fedu2.federation.checkpoint import Checkpoints
+from fedu2.federation.deadline import Deadline
 from fedu2.federation.local import LocalBackend
 from fedu2.federation.rounds import Best, FederationState, initial_state, play_round
 from fedu2.methods import Method, build, resolve
@@ -53,16 +54,19 @@ def train(
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
     backend: MakeBackend = LocalBackend,
+    time_limit: float | None = None,
 ) -> Run:
     """Train one encoder over the clients of `experiment` and write everything under `out`.
 
     With `resume` a run that was interrupted goes on from its last checkpoint and ends as if it had not been. `backend`
-    makes what executes the clients, from the method, the training images and the clients' shares of them.
+    makes what executes the clients, from the method, the training images and the clients' shares of them. A run that
+    would pass `time_limit` seconds stops after a round, with a checkpoint; `Run.finished` tells.
 
     Under torchrun the clients train in all its processes; only the first one returns, the others end with it.
     """
     if follow(backend):
         raise SystemExit
+    deadline = Deadline(time_limit)
     experiment = resolve(experiment)
     device = processes.own_device(choose_device(experiment.device))
     dataset = load_dataset(experiment.dataset, experiment.data)
@@ -86,7 +90,7 @@ def train(
             clients = group.lead(clients, experiment, shares)
         watch = Callbacks([*callbacks, TensorBoard()])
         federation = _Federation(method, clients, dataset, shares, directory, watch, environment(engine))
-        federation.play(resume, fingerprint)
+        federation.play(resume, fingerprint, deadline)
     return Run(directory.path)
 
 
@@ -158,9 +162,10 @@ class _Federation:
         self.surroundings = surroundings
         self.global_model = FlatModel(method.learner(), dataset.train.images.device)
         self.checkpoints = Checkpoints(directory.path / "checkpoint", *method.layouts)
+        self.saved = 0  # the round of the last checkpoint
 
-    def play(self, resume: bool, fingerprint: str) -> None:
-        """All rounds that are still to be played."""
+    def play(self, resume: bool, fingerprint: str, deadline: Deadline) -> None:
+        """All rounds that are still to be played, or as many as there is time for."""
         state = self._resumed() if resume else None
         if state is None:
             self.directory.create(self.experiment, self.shares, fingerprint)
@@ -169,9 +174,14 @@ class _Federation:
         try:
             if state.round == 0:
                 self._write(self._measured(state, {"round": 0}))
-            while state.round < self.experiment.rounds:
+            deadline.start()
+            while state.round < self.experiment.rounds and not deadline.reached():
                 state = self._round(state)
-            self.watch.on_end(self._summarise())
+                deadline.lap()
+            if state.round < self.experiment.rounds:
+                self._save(state)
+            else:
+                self.watch.on_end(self._summarise())
         except TrainingError as error:
             raise TrainingError(f"{error}; {self._last_good()}") from None
         finally:
@@ -191,6 +201,7 @@ class _Federation:
             raise UsageError(f"rounds={self.experiment.rounds} is fewer than {place} has played: {state.round}")
         self.directory.write_config(self.experiment)
         self.directory.forget_rounds_after(state.round)
+        self.saved = state.round
         return state
 
     def _round(self, state: FederationState) -> FederationState:
@@ -205,8 +216,13 @@ class _Federation:
             state = state.judged(record["knn"]) if "knn" in record else state
         self._write(record)
         if state.round % self.experiment.checkpoint_every == 0 or state.round == self.experiment.rounds:
-            self.checkpoints.save(state, self.experiment.flat())
+            self._save(state)
         return state
+
+    def _save(self, state: FederationState) -> None:
+        if self.saved != state.round:
+            self.checkpoints.save(state, self.experiment.flat())
+            self.saved = state.round
 
     def _measured(self, state: FederationState, record: dict[str, Any]) -> dict[str, Any]:
         self.global_model.load(state.server.model)
@@ -289,6 +305,11 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """The figures of the finished run."""
         return RunDirectory(self.path).summary()
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds of the experiment have been played."""
+        return (self.path / "summary.json").exists() and self.summary["rounds"] >= self.experiment.rounds
 
     @property
     def rounds_played(self) -> int:
