@@ -16,6 +16,7 @@ from rich.console import Console
 
 from fedu2._version import __version__
 from fedu2.errors import FedU2Error
+from fedu2.paper.cli import app as paper
 
 __all__ = ["main"]
 
@@ -26,6 +27,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+
+app.add_typer(paper, name="paper")
 
 Assignments = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings, such as method=fedu2 clients=10")
@@ -39,6 +42,7 @@ def train(
     out: Annotated[Path | None, typer.Option(help="run directory; default: a new one under runs/")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with an interrupted run")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="also train with plain FedAvg, at equal cost")] = False,
+    time_limit: Annotated[float | None, typer.Option(min=0, help="stop in time, with a checkpoint; in seconds")] = None,
     keys: Annotated[bool, typer.Option("--keys", help="list all keys with their defaults, and stop")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,
 ) -> None:
@@ -52,7 +56,7 @@ def train(
     if keys:
         list_keys(console)
     else:
-        run_training(console, settings or [], config, out, resume, compare)
+        run_training(console, settings or [], config, out, resume, compare, time_limit)
 
 
 @app.command()
@@ -75,6 +79,81 @@ def evaluate(
     from fedu2.commands import judge_run
 
     judge_run(Console(), run, settings or [], protocol, seeds, untrained, best, data, device)
+
+
+@app.command()
+def figures(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run directories, shown together")],
+    out: Annotated[
+        Path | None, typer.Option(help="folder for the files; default: figures in the run, or here for several runs")
+    ] = None,
+    figure: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="curves, spectrum, sphere, tsne, agreement, fur, eua, partition; may be repeated; default: all"
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,
+) -> None:
+    """Draw what runs show, each figure as PNG and SVG; several runs are drawn side by side."""
+    from fedu2.report.figures.command import draw_figures
+
+    draw_figures(Console(), runs, out, figure, device)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="run directories")],
+    out: Annotated[
+        Path | None, typer.Option(help="HTML file; default: report.html in the run, or here for several runs")
+    ] = None,
+    figures: Annotated[bool, typer.Option(help="also draw the representations, which takes a while")] = True,
+    serve: Annotated[bool, typer.Option("--serve", help="show runs while they train, until Ctrl-C")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="of --serve; 0: any that is free")] = 0,
+    debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,
+) -> None:
+    """Write a page on one run or several: one HTML file with curves, figures and tables."""
+    from fedu2.report.command import make_report
+
+    make_report(Console(), runs, out, figures, serve, port)
+
+
+@app.command()
+def embed(
+    run: Annotated[Path, typer.Argument(help="run directory")],
+    images: Annotated[str, typer.Argument(help="a folder, an image, a list with a path a line, or - for such a list")],
+    out: Annotated[Path, typer.Option(help="file for the vectors: .npz, .safetensors or .csv")],
+    best: Annotated[bool, typer.Option("--best", help="by the encoder of the best round by kNN")] = False,
+    normalize: Annotated[bool, typer.Option("--normalize", help="vectors of length 1")] = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="images a forward pass")] = 256,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    force: Annotated[bool, typer.Option("--force", help="overwrite the file")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,
+) -> None:
+    """Turn images of your own into vectors; interrupted, the same command goes on where it stopped."""
+    from fedu2.embed.command import embed_images
+
+    embed_images(
+        Console(), run, images, out, best=best, normalize=normalize, batch_size=batch_size, device=device, force=force
+    )
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="run directory")],
+    format_: Annotated[
+        list[str] | None, typer.Option("--format", help="safetensors (default), onnx, pt2; may be repeated")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="folder to write; default: export inside the run")] = None,
+    best: Annotated[bool, typer.Option("--best", help="the encoder of the best round by kNN")] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace an earlier export")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,
+) -> None:
+    """Write the encoder in a form that needs no fedu2, checked, with a model card."""
+    from fedu2.export.command import export_run
+
+    export_run(Console(), run, out, format_ or ["safetensors"], best, force)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from fedu2.files import write_atomically
 from fedu2.methods import build
 from fedu2.run import Run, environment
 
-__all__ = ["evaluate", "parse_protocols"]
+__all__ = ["evaluate", "kept", "parse_protocols"]
 
 FILE = "evaluation.json"
 ALL = ("knn", "linear", "finetune", "supervised")
@@ -67,7 +68,7 @@ def evaluate(
         dataset = load_dataset("folder", folder)
     dataset = dataset.to(place)
     engine = choose(experiment.with_(device=device, precision="auto"), place)
-    scores = judge(Candidate(encoder, fresh, dataset.train, dataset.test, engine), names, options, range(seeds))
+    candidate = Candidate(encoder, fresh, dataset.train, dataset.test, engine)
     entry = {
         "encoder": "untrained" if untrained else "best" if best else "last",
         "round": 0 if untrained else run.best_round if best else run.rounds_played,
@@ -76,8 +77,20 @@ def evaluate(
         "options": options.model_dump(mode="json"),
         "environment": environment(engine),
     }
-    _keep(run.path / FILE, [{**entry, "protocol": name, **_figures(score)} for name, score in scores.items()])
+    scores: dict[str, Score] = {}
+    for name in names:  # each is kept as soon as it is there
+        began = time.perf_counter()
+        found = judge(candidate, [name], options, range(seeds))
+        taken = {"seconds": (time.perf_counter() - began) / len(found)}
+        _keep(run.path / FILE, [{**entry, "protocol": key, **_figures(found[key]), **taken} for key in found])
+        scores |= found
     return scores
+
+
+def kept(run: Run) -> list[dict[str, Any]]:
+    """What was measured of the run so far, one entry a protocol."""
+    path = run.path / FILE
+    return list(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else []
 
 
 def _figures(score: Score) -> dict[str, Any]:
@@ -90,7 +103,7 @@ def _keep(path: Path, entries: list[dict[str, Any]]) -> None:
     def key(entry: Mapping[str, Any]) -> str:
         return json.dumps([entry[name] for name in ("protocol", "encoder", "round", "data", "seeds", "options")])
 
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    before = kept(Run(path.parent))
     anew = {key(entry) for entry in entries}
-    kept = [entry for entry in before if key(entry) not in anew]
-    write_atomically(path, json.dumps([*kept, *entries], indent=1) + "\n")
+    others = [entry for entry in before if key(entry) not in anew]
+    write_atomically(path, json.dumps([*others, *entries], indent=1) + "\n")

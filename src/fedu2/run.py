@@ -225,8 +225,10 @@ class _Federation:
             self.saved = state.round
 
     def _measured(self, state: FederationState, record: dict[str, Any]) -> dict[str, Any]:
+        began = time.perf_counter()
         self.global_model.load(state.server.model)
-        return record | evaluate(self.global_model.module, self.dataset, self.experiment)
+        judged = evaluate(self.global_model.module, self.dataset, self.experiment)
+        return record | judged | {"evaluation_seconds": time.perf_counter() - began}
 
     def _write(self, record: Mapping[str, Any]) -> None:
         self.directory.append(record)

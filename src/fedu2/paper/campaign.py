@@ -1,0 +1,122 @@
+"""Running cells: as many as there is time for, each from where it stopped, and a record after every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from fedu2.engine import choose, choose_device
+from fedu2.errors import UsageError, did_you_mean
+from fedu2.evaluate import evaluate, kept
+from fedu2.experiment import Experiment
+from fedu2.federation.callbacks import Callback
+from fedu2.federation.deadline import Deadline
+from fedu2.paper.plan import Cell
+from fedu2.paper.records import FREE, Record, path_of, read, write
+from fedu2.run import Run, environment, train
+
+__all__ = ["Campaign", "choose_cells"]
+
+# After other work a protocol is begun only if this share of the time limit is left; the next slice begins with it.
+ENOUGH = 0.3
+
+
+def choose_cells(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
+    """The cells whose name, setting or row fits one of the patterns (`*` stands for anything); all without patterns."""
+    if not patterns:
+        return list(cells)
+    chosen: list[Cell] = []
+    for pattern in patterns:
+        fitting = [c for c in cells if any(fnmatch(name, pattern) for name in (c.name, c.setting, c.row))]
+        if not fitting:
+            known = sorted({name for c in cells for name in (c.name, c.setting, c.row)})
+            raise UsageError(f"no cell fits {pattern!r}: `fedu2 paper list` shows them{did_you_mean(pattern, known)}")
+        chosen += fitting
+    return list(dict.fromkeys(chosen))
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """Where runs and records go, and how cells are run."""
+
+    runs: Path
+    results: Path
+    settings: Sequence[str] = ()  # KEY=VALUE of what does not change a result, such as data.root
+    protocols: Sequence[str] = ("knn", "linear", "finetune")
+    protocol_seeds: int = 3
+    commit: str = ""
+
+    def __post_init__(self) -> None:
+        for setting in self.settings:
+            key = setting.partition("=")[0]
+            if not key.startswith(FREE) or key == "seed":
+                raise UsageError(f"{setting} would change the result: a cell of the paper is a fixed configuration")
+
+    def play(
+        self,
+        cells: Sequence[Cell],
+        seeds: Sequence[int],
+        deadline: Deadline,
+        watch: Callable[[Cell, int], Sequence[Callback]],
+    ) -> Iterator[Record]:
+        """Run the cells one after another; records that are complete are left alone. Ends when time is up."""
+        for seed in seeds:
+            for cell in cells:
+                record = self.existing(cell, seed)
+                if record is None or not self.complete(record):
+                    record = self._advance(cell, seed, deadline, watch(cell, seed))
+                yield record
+                if not self.complete(record):
+                    return
+
+    def existing(self, cell: Cell, seed: int) -> Record | None:
+        """The record of a cell, if there is one."""
+        path = path_of(cell, seed, self.results)
+        return read(path) if path.exists() else None
+
+    def run_of(self, cell: Cell, seed: int) -> Run:
+        """The directory in which a cell is trained."""
+        return Run(self.runs / cell.setting / cell.row / f"seed-{seed}")
+
+    def _advance(self, cell: Cell, seed: int, deadline: Deadline, watch: Sequence[Callback]) -> Record:
+        """Train, then judge, as far as time allows; the record is written after every step."""
+        run = self.run_of(cell, seed)
+        experiment = self._experiment(cell, seed)
+        worked = not self._trained(run)
+        if worked:
+            begun = (run.path / "config.yaml").exists()
+            limit = None if deadline.seconds is None else deadline.left
+            run = train(experiment, run.path, resume=begun, callbacks=watch, time_limit=limit)
+        record = self._write(cell, run)
+        for name in self.protocols:
+            hurry = deadline.seconds is not None and deadline.left < ENOUGH * deadline.seconds
+            if not run.finished or (worked and hurry):
+                break
+            if not self._judged(kept(run), name):
+                worked = True
+                evaluate(run, [name], seeds=self.protocol_seeds, device=experiment.device)
+                record = self._write(cell, run)
+        return record
+
+    def _experiment(self, cell: Cell, seed: int) -> Experiment:
+        return Experiment.parse(cell.experiment(seed).flat(), self.settings)
+
+    def _trained(self, run: Run) -> bool:
+        return (run.path / "config.yaml").exists() and run.finished
+
+    def _write(self, cell: Cell, run: Run) -> Record:
+        experiment = run.experiment
+        engine = choose(experiment, choose_device(experiment.device))
+        path = path_of(cell, experiment.seed, self.results)
+        return write(path, cell, Run(run.path), self.commit, environment(engine))  # a fresh Run: it reads only once
+
+    def complete(self, record: Record) -> bool:
+        """Trained to the end, and judged by all protocols."""
+        return record.finished and all(self._judged(record.content["evaluation"], name) for name in self.protocols)
+
+    def _judged(self, entries: Sequence[dict[str, object]], protocol: str) -> bool:
+        """Whether a protocol has been measured, with at least as many seeds as asked for."""
+        enough = [e for e in entries if e["encoder"] == "last" and int(str(e["seeds"])) >= self.protocol_seeds]
+        return any(str(entry["protocol"]).split()[0] == protocol for entry in enough)

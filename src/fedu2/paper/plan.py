@@ -1,0 +1,207 @@
+"""What the paper shows, as experiments: every cell of a table is a row (a method) in a setting (data and clients).
+
+A cell is a complete configuration but for its seed. Tables and figures share cells: FedBYOL on CIFAR-10 with ten
+clients and α = 0.1 is trained once and stands in Table 1 by its linear probe, in Table 2 by its nearest neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+from fedu2.experiment import Experiment
+from fedu2.methods import resolve
+from fedu2.registry import Registry
+
+__all__ = ["FIGURE_METHODS", "PROTOCOLS", "Cell", "Exhibit", "Series", "exhibits", "published", "setting_title"]
+
+# The common recipe, the same for all methods; what a method has of its own keeps its default.
+RECIPE: dict[str, Any] = {
+    "encoder": "resnet18",
+    "rounds": 100,
+    "local_epochs": 5,
+    "batch_size": 128,
+    "byol.momentum": 0.9,
+}
+CROSS_DEVICE = 100  # clients from which on only a share of them takes part in a round
+PARTICIPATION = 0.5  # that share, as in the authors' code
+
+# The scores of a record, by the names that `fedu2 evaluate` gives them, and their titles in tables.
+PROTOCOLS = {"knn": "kNN", "linear": "LP", "finetune 1 %": "FT 1 %", "finetune 10 %": "FT 10 %"}
+
+WITHOUT: dict[str, dict[str, Any]] = {"fur": {"fur.weight": 0}, "eua": {"aggregator": "fedavg"}}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method as tables show it."""
+
+    title: str
+    settings: Mapping[str, Any]
+
+
+def _row(title: str, method: str, objective: str, **settings: Any) -> Row:
+    return Row(title, {"method": method, "objective": objective, **settings})
+
+
+ROWS: dict[str, Row] = {
+    "fedsimsiam": _row("FedSimSiam", "fedsimsiam", "simsiam"),
+    "feddecorr-simsiam": _row("FedDecorr-SimSiam", "feddecorr", "simsiam"),
+    "fedu2-simsiam": _row("FedU²-SimSiam", "fedu2", "simsiam"),
+    "fedsimclr": _row("FedSimCLR", "fedsimclr", "simclr"),
+    "ldawa-simclr": _row("L-DAWA-SimCLR", "ldawa", "simclr"),
+    "fedx-simclr": _row("FedX-SimCLR", "fedx", "simclr"),
+    "fedu2-simclr": _row("FedU²-SimCLR", "fedu2", "simclr"),
+    "fedbyol": _row("FedBYOL", "fedbyol", "byol"),
+    "fedu-byol": _row("FedU-BYOL", "fedu", "byol"),
+    "fedema-byol": _row("FedEMA-BYOL", "fedema", "byol"),
+    "feddecorr-byol": _row("FedDecorr-BYOL", "feddecorr", "byol"),
+    "ldawa-byol": _row("L-DAWA-BYOL", "ldawa", "byol"),
+    "fedx-byol": _row("FedX-BYOL", "fedx", "byol"),
+    "orchestra": _row("Orchestra", "orchestra", "orchestra"),
+    "fedu2-byol-without-fur": _row("FedU²-BYOL without FUR", "fedu2", "byol", **WITHOUT["fur"]),
+    "fedu2-byol-without-eua": _row("FedU²-BYOL without EUA", "fedu2", "byol", **WITHOUT["eua"]),
+    "fedu2-byol": _row("FedU²-BYOL", "fedu2", "byol"),
+    "fedalignuniform": _row("FedAlignUniform", "fedalignuniform", "alignuniform"),
+    "ssd": _row("SSD", "ssd", "alignuniform"),
+}
+BESIDE = ("fedalignuniform", "ssd")  # not in the paper
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One configuration; with a seed it is a run."""
+
+    setting: str  # such as cifar10-k10-a0.1
+    row: str  # such as fedu2-byol
+    title: str  # of the row
+    values: Mapping[str, Any] = field(hash=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        return f"{self.setting}/{self.row}"
+
+    def experiment(self, seed: int) -> Experiment:
+        """Complete, every choice of the method filled in."""
+        return resolve(Experiment.parse({**self.values, "seed": seed}))
+
+
+def cell(setting: str, row: str, suffix: str = "", **settings: Any) -> Cell:
+    """The cell of a known row in a setting; `settings` under a name of their own make a variant of it."""
+    values = {**RECIPE, **_setting(setting), **ROWS[row].settings, **settings}
+    return Cell(setting, row + suffix, ROWS[row].title, values)
+
+
+def setting_title(name: str) -> str:
+    """`cifar10-k10-a0.1` in words; other names as they are."""
+    parts = name.split("-")
+    if len(parts) != 3:
+        return name
+    dataset, clients, alpha = parts
+    return f"{dataset.upper().replace('CIFAR', 'CIFAR-')}, K = {clients[1:]}, α = {alpha[1:]}"
+
+
+def _setting(name: str) -> dict[str, Any]:
+    dataset, clients, alpha = name.split("-")
+    count = int(clients.removeprefix("k"))
+    share = PARTICIPATION if count >= CROSS_DEVICE else 1.0
+    return {
+        "dataset": dataset,
+        "clients": count,
+        "alpha": float(alpha.removeprefix("a")),
+        "participation": share,
+    }
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line of a figure: a cell for every x."""
+
+    title: str
+    cells: Mapping[float, Cell]
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A table or figure of the paper: its cells, and the protocols by which it shows them."""
+
+    title: str
+    protocols: Sequence[str]
+    cells: Sequence[Cell] = ()
+    series: Sequence[Series] = ()  # of a figure
+    axis: str = ""  # what a figure's x is
+
+    def all_cells(self) -> list[Cell]:
+        """Each once, in order."""
+        return list(dict.fromkeys([*self.cells, *(c for line in self.series for c in line.cells.values())]))
+
+
+@cache
+def published() -> Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]:
+    """The paper's figures: exhibit → setting → row → one value for each of its protocols."""
+    text = (files("fedu2.paper") / "published.yaml").read_text(encoding="utf-8")
+    found: dict[str, dict[str, dict[str, list[float]]]] = yaml.safe_load(text)
+    return found
+
+
+def _table(name: str, title: str, protocols: Sequence[str]) -> Exhibit:
+    """The rows that were published, and those that stand beside them where there are ten clients and α = 0.1."""
+    cells = []
+    for setting, rows in published()[name].items():
+        beside = BESIDE if setting.endswith("-k10-a0.1") else ()
+        cells += [cell(setting, row) for row in (*rows, *beside)]
+    return Exhibit(title, protocols, cells)
+
+
+HOME = "cifar10-k10-a0.1"
+FIGURE_METHODS = tuple(cell(HOME, row) for row in ("fedbyol", "feddecorr-byol", "ldawa-byol", "fedu2-byol"))
+
+
+def _lambda_cell(row: str, weight: float) -> Cell:
+    known = {0.1: row, 0.0: f"{row}-without-fur"}.get(weight, "")  # a cell of other exhibits, too
+    return cell(HOME, known) if known in ROWS else cell(HOME, row, f"-lambda{weight:g}", **{"fur.weight": weight})
+
+
+def _epochs_cell(row: str, epochs: int) -> Cell:
+    usual = epochs == RECIPE["local_epochs"]
+    return cell(HOME, row) if usual else cell(HOME, row, f"-e{epochs}", local_epochs=epochs)
+
+
+def _figure4() -> Exhibit:
+    weights, rows = (0.0, 0.01, 0.05, 0.1, 0.2, 0.5), ("fedu2-byol", "fedu2-simsiam")
+    series = [Series(ROWS[row].title, {w: _lambda_cell(row, w) for w in weights}) for row in rows]
+    return Exhibit("Figure 4: the weight of FUR", ("linear",), series=series, axis="λ_U")
+
+
+def _figure5(axis: str) -> Exhibit:
+    rows = ("fedu2-simclr", "fedx-simclr")
+    if axis == "E":
+        series = [Series(ROWS[row].title, {e: _epochs_cell(row, e) for e in (5, 10, 20, 50)}) for row in rows]
+        return Exhibit("Figure 5a: local epochs", ("linear",), series=series, axis="E, local epochs")
+    series = [
+        Series(ROWS[row].title, {k: cell(f"cifar10-k{k}-a0.1", row) for k in (5, 10, 20, 50, 100)}) for row in rows
+    ]
+    return Exhibit("Figure 5b: clients", ("linear",), series=series, axis="K, clients")
+
+
+def _sample() -> Exhibit:
+    """Rows on the embedded sample, with its own defaults: minutes on a CPU."""
+    rows = ("fedbyol", "fedema-byol", "fedu2-byol")
+    cells = [Cell("sample", row, ROWS[row].title, {"dataset": "sample", **ROWS[row].settings}) for row in rows]
+    return Exhibit("The embedded sample (not in the paper)", tuple(PROTOCOLS), cells)
+
+
+exhibits: Registry[Exhibit] = Registry("table or figure")
+exhibits.register("table1")(
+    _table("table1", "Table 1: linear probe and fine-tuning, α = 0.1", ("linear", "finetune 1 %", "finetune 10 %"))
+)
+exhibits.register("table2")(_table("table2", "Table 2: nearest neighbours, K = 10", ("knn",)))
+exhibits.register("figure4")(_figure4())
+exhibits.register("figure5a")(_figure5("E"))
+exhibits.register("figure5b")(_figure5("K"))
+exhibits.register("sample")(_sample())

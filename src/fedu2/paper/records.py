@@ -1,0 +1,193 @@
+"""Records: what a run of a cell came to, as one small JSON file that the program wrote.
+
+    results/paper/cifar10-k10-a0.1/fedu2-byol/seed-0.json
+
+Tables are rendered from records and from nothing else. A record carries a digest of its content, so that a figure
+changed by hand is noticed, and its complete configuration, so that no run with other settings can stand in a cell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedu2.errors import DataError, FedU2Error, TrainingError
+from fedu2.evaluate import kept
+from fedu2.evaluation.options import Protocols
+from fedu2.experiment import Experiment
+from fedu2.files import write_atomically
+from fedu2.methods import resolve
+from fedu2.paper.plan import Cell
+from fedu2.run import Run, summarise
+from fedu2.rundir import FREE_KEYS
+
+__all__ = ["Record", "commit", "read", "records_of", "write"]
+
+FORMAT = 1
+PRIVATE = ("data.root",)  # says nothing about a result, and much about a machine
+FREE = (*FREE_KEYS, "precision", "seed")  # keys in which runs of the same cell may differ
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """A record as it was read, whole and unchanged."""
+
+    path: Path
+    content: Mapping[str, Any]
+
+    @property
+    def cell(self) -> str:
+        return str(self.content["cell"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.content["seed"])
+
+    @property
+    def rounds(self) -> int:
+        """Played so far."""
+        return int(self.content["history"][-1]["round"]) if self.content["history"] else 0
+
+    @property
+    def finished(self) -> bool:
+        return self.rounds >= int(self.content["experiment"]["rounds"])
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Rounds and protocols; of two records of the same run the further one is kept."""
+        return self.rounds, len(self.content["evaluation"])
+
+    def score(self, protocol: str) -> float | None:
+        """Accuracy in percent of the last round's encoder, by a protocol with the paper's settings."""
+        if not self.finished:
+            return None
+        entry = self._entry(protocol)
+        if entry is not None:
+            return float(entry["mean"])
+        last = self.content["history"][-1]
+        return float(last["knn"]) if protocol == "knn" and "knn" in last else None
+
+    def seconds(self) -> float:
+        """Of training, of judging between rounds, and of the protocols."""
+        rounds = sum(r.get("seconds", 0.0) + r.get("evaluation_seconds", 0.0) for r in self.content["history"])
+        return float(rounds + sum(entry.get("seconds", 0.0) for entry in self.content["evaluation"]))
+
+    def _entry(self, protocol: str) -> Mapping[str, Any] | None:
+        """The measurement with most seeds."""
+        wanted = {"protocol": protocol, "encoder": "last", "round": self.rounds}
+        wanted |= {"data": self.content["experiment"]["dataset"], "options": Protocols().model_dump(mode="json")}
+        fitting = [e for e in self.content["evaluation"] if all(e.get(key) == value for key, value in wanted.items())]
+        return max(fitting, key=lambda entry: int(entry["seeds"]), default=None)
+
+
+def write(path: Path, cell: Cell, run: Run, commit: str, environment: Mapping[str, str]) -> Record:
+    """The record of a run, finished or not; a record that is further along stays."""
+    experiment = run.experiment
+    _check_cell(cell, experiment)
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "cell": cell.name,
+        "seed": experiment.seed,
+        "commit": commit,
+        "environment": dict(environment),
+        "experiment": {key: value for key, value in experiment.flat().items() if key not in PRIVATE},
+        "summary": _rounded(summarise(run.history)),
+        "evaluation": kept(run),
+        "history": [_rounded(record) for record in run.history],
+    }
+    record = Record(path, content)
+    if path.exists() and (before := read(path)).progress > record.progress and _fits(cell, before):
+        return before
+    write_atomically(path, _text({**content, "digest": _digest(content)}))
+    return record
+
+
+def read(path: Path) -> Record:
+    """A record; one that is damaged, or was changed after it was written, is refused."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        digest = content.pop("digest")
+        whole = content["format"] == FORMAT and digest == _digest(content)
+    except (ValueError, KeyError, TypeError, AttributeError, OSError):
+        whole = False
+    if not whole:
+        raise DataError(f"{path} is not a record as this program wrote it: it was damaged, or changed afterwards")
+    return Record(path, content)
+
+
+def records_of(cell: Cell, results: Path) -> Iterator[Record]:
+    """The records of a cell by seed; those of another configuration are refused."""
+    for path in sorted(path_of(cell, 0, results).parent.glob("seed-*.json")):
+        record = read(path)
+        if not _fits(cell, record):
+            raise DataError(f"{path} is the record of another configuration than {cell.name} has: move it elsewhere")
+        yield record
+
+
+def path_of(cell: Cell, seed: int, results: Path) -> Path:
+    """Where the record of a cell lies."""
+    return results / cell.setting / cell.row / f"seed-{seed}.json"
+
+
+def commit() -> str:
+    """The commit of the source tree that runs, `+` if it was changed since; empty outside of a checkout."""
+    here = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        if not git("ls-files", "__init__.py"):  # installed somewhere inside of another repository
+            return ""
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", "..") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def _check_cell(cell: Cell, experiment: Experiment) -> None:
+    if changed := _differences(cell, experiment):
+        raise TrainingError(f"the run is not of cell {cell.name}: it has other values of {', '.join(changed[:5])}")
+
+
+def _fits(cell: Cell, record: Record) -> bool:
+    try:
+        experiment = resolve(Experiment.parse(record.content["experiment"]))
+    except FedU2Error:  # keys that have gone since
+        return False
+    return record.cell == cell.name and not _differences(cell, experiment)
+
+
+def _differences(cell: Cell, experiment: Experiment) -> list[str]:
+    """Keys that decide the result and differ from the cell's."""
+    wanted, found = cell.experiment(experiment.seed).flat(), experiment.flat()
+    return [key for key in wanted if wanted[key] != found.get(key) and not any(key.startswith(free) for free in FREE)]
+
+
+def _rounded(value: Any) -> Any:
+    """Six digits are more than any of these figures deserves, and keep the files small."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, Mapping):
+        return {key: _rounded(part) for key, part in value.items()}
+    return [_rounded(part) for part in value] if isinstance(value, list) else value
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _text(content: Mapping[str, Any]) -> str:
+    """A line a key, and in the history a line a round: readable, and quiet in version control."""
+    lines = []
+    for key, value in content.items():
+        if isinstance(value, list) and value:
+            rows = ",\n  ".join(json.dumps(part, ensure_ascii=False) for part in value)
+            lines.append(f" {json.dumps(key)}: [\n  {rows}\n ]")
+        else:
+            lines.append(f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"

@@ -1,0 +1,112 @@
+"""Tables from records: ours beside the published figure, the difference, and on how many seeds it rests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedu2.errors import DataError
+from fedu2.evaluation.judge import Score
+from fedu2.paper.plan import PROTOCOLS, Cell, Exhibit, published, setting_title
+from fedu2.paper.records import Record, records_of
+
+__all__ = ["Sheet", "markdown", "measured", "readable", "sheets"]
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A rendered table: plain text cells, empty where nothing is known, and remarks below it."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    remarks: Sequence[str] = ()
+
+
+def measured(records: Sequence[Record], protocol: str) -> Score:
+    """One value a seed, from finished records; those of other settings of the protocol do not count."""
+    scores = [record.score(protocol) for record in records]
+    return Score(tuple(score for score in scores if score is not None))
+
+
+def sheets(name: str, exhibit: Exhibit, results: Path) -> list[Sheet]:
+    """A sheet for every setting of a table, or for every line of a figure."""
+    if exhibit.series:
+        return [
+            _sheet(name, exhibit, line.title, list(line.cells.values()), [f"{x:g}" for x in line.cells], results)
+            for line in exhibit.series
+        ]
+    settings = dict.fromkeys(cell.setting for cell in exhibit.cells)
+    groups = {setting: [cell for cell in exhibit.cells if cell.setting == setting] for setting in settings}
+    return [
+        _sheet(name, exhibit, setting_title(setting), cells, [cell.title for cell in cells], results)
+        for setting, cells in groups.items()
+    ]
+
+
+def markdown(sheet: Sheet, heading: str = "###") -> str:
+    """The sheet as a Markdown table."""
+    lines = [f"{heading} {sheet.title}", "", _line(sheet.header), "| --- |" + " ---: |" * (len(sheet.header) - 1)]
+    lines += [_line(row) for row in sheet.rows]
+    lines += ["", *(f"- {remark}" for remark in sheet.remarks)] if sheet.remarks else []
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _sheet(
+    name: str, exhibit: Exhibit, title: str, cells: Sequence[Cell], labels: Sequence[str], results: Path
+) -> Sheet:
+    header = [exhibit.axis or "method"]
+    for protocol in exhibit.protocols:
+        header += [PROTOCOLS[protocol], *(["paper", "difference"] if name in published() else [])]
+    header.append("seeds")
+    rows: list[list[str]] = []
+    remarks: list[str] = []
+    for label, cell in zip(labels, cells, strict=True):
+        records, trouble = readable(cell, results)
+        remarks += trouble + [_unfinished(record) for record in records if not record.finished]
+        rows.append([label, *_figures(name, exhibit, cell, records)])
+    return Sheet(f"{exhibit.title}: {title}", header, rows, remarks)
+
+
+def _figures(name: str, exhibit: Exhibit, cell: Cell, records: Sequence[Record]) -> list[str]:
+    theirs = published().get(name, {}).get(cell.setting, {}).get(cell.row)
+    texts: list[str] = []
+    counts: set[int] = set()
+    for position, protocol in enumerate(exhibit.protocols):
+        ours = measured(records, protocol)
+        texts.append(_shown(ours))
+        if name in published():
+            texts += [
+                f"{theirs[position]:.2f}" if theirs else "",
+                _difference(ours, theirs[position] if theirs else None),
+            ]
+        counts.add(len(ours.values))
+    return [*texts, "/".join(map(str, sorted(counts - {0})))]
+
+
+def _shown(score: Score) -> str:
+    if not score.values:
+        return ""
+    return f"{score.mean:.2f}" + (f" ± {score.deviation:.2f}" if len(score.values) > 1 else "")
+
+
+def _difference(ours: Score, theirs: float | None) -> str:
+    return f"{ours.mean - theirs:+.2f}" if ours.values and theirs is not None else ""
+
+
+def readable(cell: Cell, results: Path) -> tuple[list[Record], list[str]]:
+    """The records of a cell; one that cannot be trusted is told, and the cell stays empty."""
+    try:
+        return list(records_of(cell, results)), []
+    except DataError as error:
+        return [], [str(error)]
+
+
+def _unfinished(record: Record) -> str:
+    planned = record.content["experiment"]["rounds"]
+    return f"{record.cell}, seed {record.seed}: round {record.rounds} of {planned}, not in the table"

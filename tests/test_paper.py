@@ -1,0 +1,356 @@
+"""The paper as experiments: cells, records, slices of time, tables."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedu2.cli import main
+from fedu2.errors import DataError, TrainingError, UsageError
+from fedu2.experiment import Experiment
+from fedu2.federation.deadline import Deadline
+from fedu2.paper import cli, plan
+from fedu2.paper.campaign import Campaign, choose_cells
+from fedu2.paper.command import parse_seeds
+from fedu2.paper.plan import Cell, Exhibit, Series, exhibits, published
+from fedu2.paper.records import Record, commit, path_of, read, records_of, write
+from fedu2.paper.tables import markdown, measured, sheets
+
+QUICK = {"data.image_size": 16, "clients": 2, "width": 4, "local_steps": 2, "rounds": 2, "evaluation.every": 0}
+
+
+def _cell(row: str, **settings: Any) -> Cell:
+    return Cell("micro", row, row.upper(), {"dataset": "sample", **QUICK, "method": "fedu2", **settings})
+
+
+CELLS = (_cell("one"), _cell("two", **{"fur.weight": 0}))
+
+
+@pytest.fixture
+def micro_table(monkeypatch: pytest.MonkeyPatch) -> Exhibit:
+    """A small table beside the paper's own, with a published figure for one of its two rows."""
+    exhibit = Exhibit("Micro", ("knn", "linear"), CELLS)
+    monkeypatch.setitem(exhibits._parts, "micro", exhibit)
+    monkeypatch.setitem(published(), "micro", {"micro": {"one": [10.0, 20.0]}})  # type: ignore[arg-type]
+    return exhibit
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Both cells, trained and judged by kNN, under runs/ and results/."""
+    place = tmp_path_factory.mktemp("campaign")
+    campaign = Campaign(place / "runs", place / "results", protocols=("knn",), commit="abc")
+    assert [campaign.complete(record) for record in campaign.play(CELLS, [0], Deadline(None), lambda *_: [])] == [
+        True,
+        True,
+    ]
+    return place
+
+
+@pytest.fixture
+def place(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "place"))
+
+
+# The plan
+
+
+def test_tables_have_the_papers_shape() -> None:
+    first, second = exhibits["table1"], exhibits["table2"]
+    assert [len(rows) for rows in published()["table1"].values()] == [12] * 4
+    assert [len(rows) for rows in published()["table2"].values()] == [10] * 6
+    for name, exhibit in (("table1", first), ("table2", second)):
+        for setting, rows in published()[name].items():
+            assert all(len(values) == len(exhibit.protocols) for values in rows.values())
+            assert {c.row for c in exhibit.cells if c.setting == setting} >= set(rows)
+    assert published()["table1"]["cifar10-k10-a0.1"]["fedu2-byol"] == [85.58, 78.64, 86.24]
+    assert published()["table2"]["cifar100-k10-a5"]["orchestra"] == [34.93]
+
+
+def test_every_cell_is_a_valid_experiment_of_its_setting() -> None:
+    for name in exhibits:
+        for cell in exhibits[name].all_cells():
+            experiment = cell.experiment(seed=3)
+            assert experiment.seed == 3
+            if cell.setting != "sample":
+                assert f"{experiment.dataset}-k{experiment.clients}-a{experiment.alpha:g}" == cell.setting
+                assert experiment.participation == (0.5 if experiment.clients == 100 else 1.0)
+                assert experiment.rounds == 100
+
+
+def test_cells_of_one_name_are_one_configuration() -> None:
+    found: dict[str, Experiment] = {}
+    for name in exhibits:
+        for cell in exhibits[name].all_cells():
+            assert found.setdefault(cell.name, cell.experiment(0)) == cell.experiment(0)
+    assert len({str(experiment) for experiment in found.values()}) == len(found)  # and no two names share one
+
+
+def test_ablations_and_sweeps_change_one_thing() -> None:
+    usual = plan.cell(plan.HOME, "fedu2-byol").experiment(0).flat()
+
+    def changed(cell: Cell) -> dict[str, Any]:
+        return {key: value for key, value in cell.experiment(0).flat().items() if value != usual[key]}
+
+    assert changed(plan.cell(plan.HOME, "fedu2-byol-without-fur")) == {"fur.weight": 0}
+    assert changed(plan.cell(plan.HOME, "fedu2-byol-without-eua")) == {"aggregator": "fedavg"}
+    weights = exhibits["figure4"].series[0].cells
+    assert list(weights) == [0, 0.01, 0.05, 0.1, 0.2, 0.5]
+    assert [changed(cell).get("fur.weight", 0.1) for cell in weights.values()] == list(weights)
+    assert [c.experiment(0).local_epochs for c in exhibits["figure5a"].series[1].cells.values()] == [5, 10, 20, 50]
+    assert [c.experiment(0).clients for c in exhibits["figure5b"].series[0].cells.values()] == [5, 10, 20, 50, 100]
+
+
+def test_the_command_line_knows_what_the_plan_has() -> None:
+    assert set(cli.EXHIBITS) | set(cli.SWEEPS) == set(exhibits)
+
+
+def test_cells_are_chosen_by_name_setting_or_row() -> None:
+    cells = exhibits["table1"].all_cells()
+    assert [c.name for c in choose_cells(cells, ["cifar10-k10-a0.1/fedbyol"])] == ["cifar10-k10-a0.1/fedbyol"]
+    assert len(choose_cells(cells, ["fedbyol"])) == 4
+    assert len(choose_cells(cells, ["cifar10-k100-a0.1", "cifar10-k100*"])) == 12
+    assert choose_cells(cells, []) == cells
+    with pytest.raises(UsageError, match=r"no cell fits 'fedbyo'.*did you mean 'fedbyol'"):
+        choose_cells(cells, ["fedbyo"])
+
+
+# Records
+
+
+def test_a_record_tells_all(place: Path) -> None:
+    record = read(place / "results" / "micro" / "one" / "seed-0.json")
+    content = record.content
+    assert (content["cell"], content["seed"], content["commit"]) == ("micro/one", 0, "abc")
+    assert content["experiment"]["fur.weight"] == 0.1
+    assert "data.root" not in content["experiment"]
+    assert {"torch", "device", "fedu2"} <= set(content["environment"])
+    assert [line["round"] for line in content["history"]] == [0, 1, 2]
+    assert [entry["protocol"] for entry in content["evaluation"]] == ["knn"]
+    assert record.finished
+    assert record.score("knn") == content["evaluation"][0]["mean"]
+    assert record.score("linear") is None
+    assert record.seconds() > 0
+
+
+def test_a_figure_changed_by_hand_is_refused(place: Path, micro_table: Exhibit) -> None:
+    path = place / "results" / "micro" / "one" / "seed-0.json"
+    text = path.read_text()
+    path.write_text(text.replace('"mean": ', '"mean": 9'))
+    with pytest.raises(DataError, match="changed afterwards"):
+        read(path)
+    sheet = sheets("micro", micro_table, place / "results")[0]
+    assert sheet.rows[0][1] == ""
+    assert "changed afterwards" in sheet.remarks[0]
+    path.write_text(text[:-20])
+    with pytest.raises(DataError, match="damaged"):
+        read(path)
+
+
+def test_the_record_of_another_configuration_is_refused(place: Path) -> None:
+    other = _cell("one", local_epochs=7)
+    with pytest.raises(DataError, match="another configuration than micro/one"):
+        list(records_of(other, place / "results"))
+    moved = Cell("micro", "two", "TWO", CELLS[0].values)  # right settings, wrong name
+    shutil.copy(path_of(CELLS[0], 0, place / "results"), path_of(CELLS[1], 0, place / "results"))
+    with pytest.raises(DataError, match="another configuration"):
+        list(records_of(moved, place / "results"))
+
+
+def test_a_run_of_something_else_makes_no_record(place: Path) -> None:
+    run = Campaign(place / "runs", place / "results").run_of(CELLS[1], 0)
+    with pytest.raises(TrainingError, match=r"not of cell micro/one: it has other values of fur\.weight"):
+        write(place / "x.json", CELLS[0], run, "", {})
+    assert not (place / "x.json").exists()
+
+
+def test_keys_that_change_no_result_may_differ(place: Path) -> None:
+    elsewhere = _cell("one", device="cpu", checkpoint_every=7, **{"engine.lanes": 1, "data.download": False})
+    assert len(list(records_of(elsewhere, place / "results"))) == 1
+
+
+def test_the_further_record_is_kept(tmp_path: Path) -> None:
+    def campaign(runs: str) -> Campaign:
+        return Campaign(tmp_path / runs, tmp_path / "results", protocols=("knn",))
+
+    (whole,) = campaign("first").play(CELLS[:1], [0], Deadline(None), lambda *_: [])
+    assert campaign("first").complete(whole)
+    path = path_of(CELLS[0], 0, tmp_path / "results")
+    before = path.read_text()
+    run = Campaign(tmp_path / "second", tmp_path / "results").run_of(CELLS[0], 0)
+    from fedu2.run import train
+
+    train(CELLS[0].experiment(0), run.path, time_limit=0.0)
+    assert write(path, CELLS[0], run, "", {}).rounds == 2
+    assert path.read_text() == before
+
+
+def test_the_commit_is_that_of_the_checkout() -> None:
+    found = commit()
+    assert found == "" or len(found.rstrip("+")) == 40
+
+
+# Campaigns
+
+
+def test_a_campaign_in_slices_of_time(place: Path, tmp_path: Path) -> None:
+    def campaign() -> Campaign:
+        return Campaign(tmp_path / "runs", tmp_path / "results", protocols=("knn", "linear"), protocol_seeds=1)
+
+    seen = []
+    for _ in range(10):  # with no time at all, a slice is a round or a protocol
+        record = next(iter(campaign().play(CELLS[:1], [0], Deadline(0.01), lambda *_: [])))
+        seen.append(record.progress)
+        if campaign().complete(record):
+            break
+    whole = read(path_of(CELLS[0], 0, place / "results"))
+    sliced = read(path_of(CELLS[0], 0, tmp_path / "results"))
+    assert seen == [(1, 0), (2, 0), (2, 1), (2, 2)]
+    assert campaign().complete(sliced)
+    ours, theirs = ([line.get("loss") for line in r.content["history"]] for r in (sliced, whole))
+    assert ours == theirs
+
+
+def test_time_for_protocols(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slice that ends with training leaves the protocols to the next one, which begins with them."""
+    campaign = Campaign(tmp_path / "runs", tmp_path / "results", protocols=("knn",))
+    monkeypatch.setattr(Deadline, "left", property(lambda self: 0.29 * self.seconds))
+    (record,) = campaign.play(CELLS[:1], [0], Deadline(1000.0), lambda *_: [])
+    assert record.finished
+    assert not campaign.complete(record)
+    monkeypatch.undo()
+    (record,) = campaign.play(CELLS[:1], [0], Deadline(1000.0), lambda *_: [])
+    assert campaign.complete(record)
+
+
+def test_complete_records_are_left_alone(place: Path) -> None:
+    shutil.rmtree(place / "runs")
+    campaign = Campaign(place / "runs", place / "results", protocols=("knn",))
+    assert len(list(campaign.play(CELLS, [0], Deadline(None), lambda *_: []))) == 2
+    assert not (place / "runs").exists()
+
+
+@pytest.mark.parametrize("setting", ["rounds=3", "seed=1", "fur.weight=0", "method=fedbyol"])
+def test_settings_that_would_change_a_result_are_refused(tmp_path: Path, setting: str) -> None:
+    with pytest.raises(UsageError, match="would change the result"):
+        Campaign(tmp_path, tmp_path, [setting])
+    Campaign(tmp_path, tmp_path, ["device=cpu", "data.root=/x", "engine.lanes=1"])
+
+
+# Tables
+
+
+def test_a_table_from_records(place: Path, micro_table: Exhibit) -> None:
+    sheet = sheets("micro", micro_table, place / "results")[0]
+    score = read(path_of(CELLS[0], 0, place / "results")).score("knn")
+    assert score is not None
+    assert list(sheet.header) == ["method", "kNN", "paper", "difference", "LP", "paper", "difference", "seeds"]
+    assert sheet.rows[0] == ["ONE", f"{score:.2f}", "10.00", f"{score - 10:+.2f}", "", "20.00", "", "1"]
+    assert sheet.rows[1][2:] == ["", "", "", "", "", "1"]  # nothing published, no linear probe
+    text = markdown(sheet)
+    assert f"| ONE | {score:.2f} | 10.00 | {score - 10:+.2f} |  | 20.00 |  | 1 |" in text
+    assert text.startswith("### Micro: micro\n")
+
+
+def _with(record: Record, **changes: Any) -> Record:
+    return Record(record.path, {**record.content, **changes})
+
+
+def test_seeds_are_averaged_and_other_measurements_left_out(place: Path) -> None:
+    record = read(path_of(CELLS[0], 0, place / "results"))
+    entry = record.content["evaluation"][0]
+
+    def scored(**changes: Any) -> Record:
+        return _with(record, evaluation=[{**entry, "protocol": "linear", "mean": 50.0, **changes}])
+
+    assert measured([scored(), scored(mean=54.0)], "linear").values == (50.0, 54.0)
+    assert measured([scored(encoder="best")], "linear").values == ()
+    assert measured([scored(round=1)], "linear").values == ()
+    assert measured([scored(data="/my/folder")], "linear").values == ()
+    options = {**entry["options"], "linear": {**entry["options"]["linear"], "epochs": 3}}
+    assert measured([scored(options=options)], "linear").values == ()
+    assert measured([_with(record, history=record.content["history"][:2])], "knn").values == ()
+
+
+def test_unfinished_cells_stay_empty_and_are_told(tmp_path: Path, micro_table: Exhibit) -> None:
+    campaign = Campaign(tmp_path / "runs", tmp_path / "results", protocols=("knn",))
+    (record,) = campaign.play(CELLS[:1], [0], Deadline(0.01), lambda *_: [])
+    assert record.rounds == 1
+    sheet = sheets("micro", micro_table, tmp_path / "results")[0]
+    assert sheet.rows[0][1] == ""
+    assert sheet.remarks == ["micro/one, seed 0: round 1 of 2, not in the table"]
+
+
+# The command line
+
+
+def test_run_then_show(
+    tmp_path: Path, micro_table: Exhibit, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(exhibits._parts, "table2", micro_table)
+    monkeypatch.setitem(published(), "table2", published()["micro"])  # type: ignore[arg-type]
+    places = ["--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
+    command = ["paper", "run", "table2", "device=cpu", "--cells", "one,two", "--protocol", "knn", "--seeds", "0-1"]
+    assert main([*command, *places, "--time-limit", "0"]) == 75
+    assert "0 of 4 runs are complete; the same command goes on" in capsys.readouterr().err
+    assert main([*command, *places]) == 0
+    assert "micro/two: seed 1: 2 rounds in 0.0 min, kNN" in capsys.readouterr().out.replace("\n", " ")
+    assert main(["paper", "list", "table2", *places[:2]]) == 0
+    assert "micro/one" in capsys.readouterr().out
+    assert main(["paper", "table2", "--markdown", *places[:2]]) == 0
+    shown = capsys.readouterr().out
+    assert "| ONE | " in shown
+    assert " ± " in shown  # two seeds
+    assert main(["paper", "table2", *places[:2]]) == 0
+    assert "difference" in capsys.readouterr().out
+    assert main(["paper", "list", *places[:2]]) == 0
+    assert "table1" in capsys.readouterr().out
+
+
+def test_a_sweep_is_drawn_from_records(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = Series("FedU²", {0.0: CELLS[1], 0.1: CELLS[0], 0.5: _cell("three", **{"fur.weight": 0.5})})
+    monkeypatch.setitem(exhibits._parts, "figure4", Exhibit("Figure 4", ("knn",), series=[line], axis="λ_U"))
+    out = place / "pictures"
+    assert main(["paper", "figure4", "--results", str(place / "results"), "--out", str(out)]) == 0
+    assert sorted(path.name for path in out.iterdir()) == ["figure4.png", "figure4.svg"]
+    assert main(["paper", "figure4", "--results", str(place / "nothing"), "--out", str(place / "none")]) == 0
+    assert "no finished record yet" in capsys.readouterr().out
+    assert not (place / "none").exists()
+
+
+def test_pictures_of_methods_need_their_runs(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["paper", "figure1", "--runs", str(place / "nothing")]) == 2
+    assert "has no runs of fedbyol" in capsys.readouterr().err
+    monkeypatch.setattr("fedu2.paper.command.FIGURE_METHODS", CELLS)
+    assert main(["paper", "figure1", "--runs", str(place / "runs"), "--out", str(place / "out")]) == 0
+    assert (place / "out" / "figure1.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize(("text", "seeds"), [("0", [0]), ("0,2,5", [0, 2, 5]), ("1-3", [1, 2, 3])])
+def test_seeds_are_written_in_a_row(text: str, seeds: list[int]) -> None:
+    assert parse_seeds(text) == seeds
+
+
+@pytest.mark.parametrize("text", ["", "a", "3-1", "1,,2", "-1"])
+def test_seeds_that_are_none(text: str) -> None:
+    with pytest.raises(UsageError, match="--seeds"):
+        parse_seeds(text)
+
+
+def test_records_in_the_repository_are_whole() -> None:
+    """Every record under results/paper can be read, and stands in a cell of the plan."""
+    root = Path(__file__).parent.parent / "results" / "paper"
+    cells = {cell.name for name in exhibits for cell in exhibits[name].all_cells()}
+    for path in root.rglob("seed-*.json"):
+        record = read(path)
+        assert record.cell in cells
+        assert path == path_of(Cell(*record.cell.split("/"), "", {}), record.seed, root)
+        assert json.loads(path.read_text())["digest"]
