@@ -25,6 +25,7 @@ __all__ = ["RunDirectory", "open_ended"]
 log = logging.getLogger("fedu2")
 
 FILES = ("config.yaml", "partition.json", "images.blake2b", "metrics.jsonl", "summary.json", "evaluation.json")
+SHOWN = ("representations.safetensors", "figures", "report.html")  # what other commands make of a run
 # Keys that may change when a run is resumed, for they do not influence the result (or say where it ends).
 FREE_KEYS = ("device", "checkpoint_every", "data.root", "data.download", "evaluation.", "engine.")
 
@@ -73,7 +74,7 @@ class RunDirectory:
         taken = {path.name for path in self.path.iterdir()}
         if "config.yaml" in taken and any(record["round"] > 0 for record in self.history()):
             raise UsageError(f"{self.path} already holds a run: continue it with --resume, or choose another --out")
-        strangers = taken - set(FILES) - {".lock", "checkpoint", "tensorboard"}
+        strangers = taken - {*FILES, *SHOWN, ".lock", "checkpoint", "tensorboard"}
         if strangers:
             raise UsageError(f"{self.path} is not empty ({sorted(strangers)[0]}): choose another --out")
         (self.path / "metrics.jsonl").unlink(missing_ok=True)  # of a run that did not get beyond its first evaluation

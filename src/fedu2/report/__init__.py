@@ -1,0 +1,1 @@
+"""What a run shows: its figures, and a page that compares runs."""
