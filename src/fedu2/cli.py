@@ -131,7 +131,10 @@ def embed(
     force: Annotated[bool, typer.Option("--force", help="overwrite the file")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,
 ) -> None:
-    """Turn images of your own into vectors; interrupted, the same command goes on where it stopped."""
+    """Turn images of your own into vectors; interrupted, the same command goes on where it stopped.
+
+    IMAGES is a folder, an image, a list with a path a line, or - for such a list on standard input.
+    """
     from fedu2.embed.command import embed_images
 
     embed_images(
