@@ -15,7 +15,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(READY)
-	$(BIN)/fedu2 train
+	$(BIN)/fedu2 train --report
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2

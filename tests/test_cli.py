@@ -14,6 +14,8 @@ from PIL import Image
 
 from fedu2.cli import main
 from fedu2.experiment import Experiment
+from fedu2.methods import resolve, title_of
+from fedu2.rundir import RunDirectory
 
 SMALL = [
     "data.image_size=16",
@@ -287,3 +289,33 @@ def test_threads_sleep_only_where_cores_are_busy(
     monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
     assert main(["--version"]) == 0
     assert os.environ.get("OMP_WAIT_POLICY") == policy
+
+
+def test_a_report_at_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "a run"
+    assert main(["train", "--report", "--out", str(run), *SMALL]) == 0
+    shown = capsys.readouterr().out
+    assert (run / "report.html").resolve().as_uri() in shown
+    assert "FedU²-BYOL" in (run / "report.html").read_text()
+    assert f"fedu2 report '{run}'" not in shown  # it is there already
+    assert f"fedu2 export '{run}'" in shown
+
+
+def test_a_round_that_is_no_number_is_a_damaged_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"round": 0, "knn": 1.0}\n{"round": Infinity}\n{"round": NaN}\n')
+    assert [record["round"] for record in RunDirectory(tmp_path).history()] == [0]
+    assert caplog.text.count("is damaged and left out") == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "title"),
+    [
+        (["method=fedu2"], "FedU²-BYOL"),
+        (["method=fedu2", "objective=simclr"], "FedU²-SimCLR"),
+        (["method=fedu2", "fur.weight=0", "aggregator=fedavg"], "FedAvg-BYOL"),
+        (["method=fedbyol"], "FedBYOL"),
+        (["method=orchestra"], "Orchestra"),
+    ],
+)
+def test_titles_of_experiments(settings: list[str], title: str) -> None:
+    assert title_of(resolve(Experiment.parse({}, settings))) == title

@@ -42,6 +42,7 @@ def train(
     out: Annotated[Path | None, typer.Option(help="run directory; default: a new one under runs/")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with an interrupted run")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="also train with plain FedAvg, at equal cost")] = False,
+    report: Annotated[bool, typer.Option("--report", help="write the report page at the end")] = False,
     time_limit: Annotated[float | None, typer.Option(min=0, help="stop in time, with a checkpoint; in seconds")] = None,
     keys: Annotated[bool, typer.Option("--keys", help="list all keys with their defaults, and stop")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,
@@ -56,7 +57,7 @@ def train(
     if keys:
         list_keys(console)
     else:
-        run_training(console, settings or [], config, out, resume, compare, time_limit)
+        run_training(console, settings or [], config, out, resume, compare, report, time_limit)
 
 
 @app.command()

@@ -19,7 +19,7 @@ from fedu2.data import datasets as known_datasets
 from fedu2.errors import Interrupted, OutOfTime, UsageError
 from fedu2.experiment import SAMPLE_DEFAULTS, Experiment
 from fedu2.federation.deadline import Deadline
-from fedu2.methods import MethodCard, plain_fedavg, resolve
+from fedu2.methods import MethodCard, plain_fedavg, resolve, title_of
 from fedu2.methods import methods as known_methods
 from fedu2.objectives import objectives
 from fedu2.parsing import choices, fields, leaves
@@ -36,20 +36,21 @@ def run_training(
     out: Path | None,
     resume: bool,
     compare: bool,
-    time_limit: float | None = None,
+    report: bool,
+    time_limit: float | None,
 ) -> None:
     """`fedu2 train`."""
     if resume and out is None:
         out = RunDirectory.newest()
     experiment = _experiment(settings, config, out if resume else None)
     if compare and plain_fedavg(experiment) is None:
-        what = f"{_title(experiment)}, aggregator={experiment.aggregator}"
+        what = f"{title_of(experiment)}, aggregator={experiment.aggregator}"
         raise UsageError(f"--compare has nothing to compare {what} with: it is plain FedAvg, or there is none for it")
     out = out or RunDirectory.new_name(experiment)
     go_on = f"continue with: fedu2 train --resume {'--compare ' if compare else ''}--out {out}"
     deadline = Deadline(time_limit)
     try:
-        progress = Progress(console, _title(experiment))
+        progress = Progress(console, title_of(experiment))
         run = train(experiment, out, resume=resume, callbacks=[progress], time_limit=time_limit)
         compared = _fedavg(console, run, deadline) if compare and run.finished else None
     except KeyboardInterrupt:
@@ -60,8 +61,10 @@ def run_training(
             raise OutOfTime(f"the time limit came after {played}; {go_on}")
     console.print()
     plain = compared.summary if compared else _earlier_comparison(run)
-    console.print(result_table(_title(experiment), run.summary, plain, run.path))
-    _next_steps(console, run, plain is not None)
+    console.print(result_table(title_of(experiment), run.summary, plain, run.path))
+    if report:
+        _report(console, run)
+    _next_steps(console, run, plain is not None, report)
 
 
 def _experiment(settings: Sequence[str], config: Path | None, resumed: Path | None) -> Experiment:
@@ -88,21 +91,25 @@ def _earlier_comparison(run: Run) -> dict[str, Any] | None:
     return summary if summary and summary["rounds"] == run.summary["rounds"] else None
 
 
-def _title(experiment: Experiment) -> str:
-    title, objective = known_methods[experiment.method].title, str(experiment.objective)
-    beside = getattr(objectives[objective], "__name__", objective)
-    return title if title == beside else f"{title} with {beside}"
+def _report(console: Console, run: Run) -> None:
+    from fedu2.report.page import write_report
+
+    console.print("Drawing the report page; representations take one more round of local training ...")
+    page = write_report([run.path])
+    console.print(f"The report page: {page.resolve().as_uri()}\n", highlight=False, markup=False, soft_wrap=True)
 
 
-def _next_steps(console: Console, run: Run, compared: bool) -> None:
+def _next_steps(console: Console, run: Run, compared: bool, reported: bool) -> None:
     """Commands that work when they are typed as printed."""
-    program, experiment = _program(), run.experiment
+    program, experiment, path = _program(), run.experiment, shlex.quote(str(run.path))
     unlike_fedavg = plain_fedavg(experiment) is not None
-    go_on = f"{program} train --resume --out {shlex.quote(str(run.path))}"
+    go_on = f"{program} train --resume --out {path}"
     commands = [
         *([f"{go_on} --compare  # against plain FedAvg, at equal cost"] if unlike_fedavg and not compared else []),
         *([f"{go_on} rounds={2 * experiment.rounds}  # train on"] if open_ended(experiment) else []),
-        f"{Path(program).with_name('tensorboard')} --logdir {shlex.quote(str(run.path.parent))}  # curves",
+        *([] if reported else [f"{program} report {path}  # curves, figures and tables on one page"]),
+        *([f"{program} evaluate {path}  # linear probe, fine-tuning with few labels"] if "knn" in run.summary else []),
+        f"{program} export {path}  # the encoder, for use without fedu2",
     ]
     console.print("What to type next:")
     for command in commands:
@@ -151,7 +158,7 @@ def examine(console: Console, settings: Sequence[str]) -> None:
         table.add_row(finding.what, finding.uses, finding.why)
     console.print(table)
     used, milliseconds = doctor.try_out(experiment, engine)
-    what = f"{_title(experiment)}, {experiment.encoder}, batches of {experiment.batch_size}"
+    what = f"{title_of(experiment)}, {experiment.encoder}, batches of {experiment.batch_size}"
     console.print(f"A trial on noise ({what}): {milliseconds:.3g} ms a step, with {used.summary()}.", highlight=False)
 
 
@@ -175,7 +182,7 @@ def judge_run(
     scores = evaluate(run, names or ALL, options, seeds=seeds, untrained=untrained, best=best, data=data, device=device)
     rounds = 0 if untrained else run.best_round if best else run.rounds_played
     encoder = "untrained encoder" if untrained else f"encoder after round {rounds}{', the best by kNN' if best else ''}"
-    title = f"{_title(run.experiment)}: {encoder} on {data or run.experiment.dataset}"
+    title = f"{title_of(run.experiment)}: {encoder} on {data or run.experiment.dataset}"
     console.print(title, style="bold", highlight=False, soft_wrap=True)
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("protocol")

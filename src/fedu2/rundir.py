@@ -25,7 +25,7 @@ __all__ = ["RunDirectory", "open_ended"]
 log = logging.getLogger("fedu2")
 
 FILES = ("config.yaml", "partition.json", "images.blake2b", "metrics.jsonl", "summary.json", "evaluation.json")
-SHOWN = ("representations.safetensors", "figures", "report.html")  # what other commands make of a run
+SHOWN = ("representations.safetensors", "figures", "report.html", "export")  # what other commands make of a run
 # Keys that may change when a run is resumed, for they do not influence the result (or say where it ends).
 FREE_KEYS = ("device", "checkpoint_every", "data.root", "data.download", "evaluation.", "engine.")
 
@@ -143,7 +143,7 @@ class RunDirectory:
             try:
                 record = json.loads(line)
                 records.append({"round": int(record["round"]), **record})
-            except (ValueError, TypeError, KeyError):
+            except (ValueError, TypeError, KeyError, OverflowError):
                 log.warning("line %d of %s is damaged and left out", number, path)
         return records
 

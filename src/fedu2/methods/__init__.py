@@ -13,7 +13,7 @@ from fedu2.methods import (  # noqa: F401 (the files register their methods)
     ssd,
 )
 from fedu2.methods.base import Batch, Learner, Memory, Method, Regularizer, Reply, ServerState, Task
-from fedu2.methods.cards import MethodCard, build, method, methods, plain_fedavg, resolve, stays_for
+from fedu2.methods.cards import MethodCard, build, method, methods, plain_fedavg, resolve, stays_for, title_of
 
 __all__ = [
     "Batch",
@@ -31,6 +31,7 @@ __all__ = [
     "plain_fedavg",
     "resolve",
     "stays_for",
+    "title_of",
 ]
 
 methods.seal()

@@ -15,7 +15,7 @@ from fedu2.objectives import objectives
 from fedu2.registry import Registry
 from fedu2.views import views_for
 
-__all__ = ["MethodCard", "build", "method", "methods", "plain_fedavg", "resolve", "stays_for"]
+__all__ = ["MethodCard", "build", "method", "methods", "plain_fedavg", "resolve", "stays_for", "title_of"]
 
 
 Target = Literal["shared", "local"]
@@ -98,3 +98,19 @@ def stays_for(experiment: Experiment) -> tuple[str, ...]:
     """The sections that stay at the client: the target network of an objective that has one, unless it is shared."""
     has_target = getattr(objectives[experiment.objective or "byol"], "has_target", False)
     return ("target",) if has_target and experiment.byol.target == "local" else ()
+
+
+def title_of(experiment: Experiment) -> str:
+    """Such as FedU²-BYOL; a method whose name says the objective, like FedBYOL, is not followed by it again."""
+    method = methods[experiment.method].title if experiment.method in methods else experiment.method
+    if _switched_off(experiment):
+        method = "FedAvg"
+    key = str(experiment.objective)
+    objective = getattr(objectives[key], "__name__", key) if key in objectives else key
+    return method if method.endswith(objective) else f"{method}-{objective}"
+
+
+def _switched_off(experiment: Experiment) -> bool:
+    """Whether nothing is left of the method but its name, as in the run that `--compare` adds."""
+    known = experiment.method in methods and methods[experiment.method].plain is not None
+    return known and plain_fedavg(experiment) is None

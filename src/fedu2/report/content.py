@@ -13,11 +13,9 @@ from typing import Any
 
 from fedu2.errors import UsageError
 from fedu2.experiment import Experiment
-from fedu2.methods import methods, plain_fedavg
-from fedu2.objectives import objectives
 from fedu2.rundir import RunDirectory
 
-__all__ = ["Point", "Score", "Sheet", "distinct_names", "read_sheets", "title_of"]
+__all__ = ["Point", "Score", "Sheet", "distinct_names", "read_sheets"]
 
 log = logging.getLogger("fedu2")
 
@@ -108,22 +106,6 @@ def distinct_names(paths: Sequence[Path], inside: Collection[Path] = ()) -> list
     return [
         name(path, next(parts for parts in count(2 if path in inside else 1) if alone(path, parts))) for path in paths
     ]
-
-
-def title_of(experiment: Experiment) -> str:
-    """Such as FedU²-BYOL; a method whose name says the objective, like FedBYOL, is not followed by it again."""
-    method = methods[experiment.method].title if experiment.method in methods else experiment.method
-    if _switched_off(experiment):
-        method = "FedAvg"
-    key = str(experiment.objective)
-    objective = getattr(objectives[key], "__name__", key) if key in objectives else key
-    return method if method.endswith(objective) else f"{method}-{objective}"
-
-
-def _switched_off(experiment: Experiment) -> bool:
-    """Whether nothing is left of the method but its name, as in the run that `--compare` adds."""
-    known = experiment.method in methods and methods[experiment.method].plain is not None
-    return known and plain_fedavg(experiment) is None
 
 
 def _read(path: Path, name: str, waiting: bool) -> Sheet:

@@ -36,6 +36,7 @@ __all__ = ["chart_data", "embedded_json", "page", "sections", "write_report"]
 
 log = logging.getLogger("fedu2")
 
+LABEL = 20  # letters of a run's name that figures have room for
 COLOURS = 6  # as many as page.css and figures have; markers and dashes tell runs beyond them apart
 
 
@@ -124,7 +125,9 @@ def drawn_figures(sheets: Sequence[Sheet]) -> str:
     from fedu2.report.draw import drawings, svg
 
     try:
-        drawn = drawings([Run(sheet.path) for sheet in sheets])
+        names = [sheet.name for sheet in sheets]
+        fitting = max(map(len, names)) <= LABEL  # else the figures' own names, by method and keys that differ
+        drawn = drawings([Run(sheet.path) for sheet in sheets], labels=names if fitting else None)
     except FedU2Error as error:
         log.warning("the page has no figures: %s", error)
         return ""

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedu2.data import Dataset, load_dataset
 from fedu2.errors import FedU2Error, UsageError
-from fedu2.report.content import title_of
+from fedu2.methods import title_of
 from fedu2.report.snapshot import Snapshot, snapshot
 from fedu2.report.style import RUNS
 from fedu2.run import Run

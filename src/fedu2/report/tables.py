@@ -8,8 +8,8 @@ from typing import Any
 
 from fedu2.errors import UsageError
 from fedu2.experiment import Experiment
-from fedu2.methods import resolve
-from fedu2.report.content import Score, Sheet, title_of
+from fedu2.methods import resolve, title_of
+from fedu2.report.content import Score, Sheet
 from fedu2.report.curves import Curve
 from fedu2.report.words import NOTHING, number, percent, span, tenths
 
@@ -83,11 +83,6 @@ def summary_table(sheets: Sequence[Sheet]) -> Table:
     groups = [("Setting", settings), ("While training", measured), ("Evaluated", _score_rows(sheets)), ("Cost", cost)]
     told = [(title, [row for row in rows if any(cell != NOTHING for cell in row.cells)]) for title, rows in groups]
     return Table("Summary", [sheet.name for sheet in sheets], [group for group in told if group[1]])
-
-
-def _clients(experiment: Experiment) -> str:
-    drawn = experiment.participation
-    return str(experiment.clients) + (f", {drawn:.0%} in a round" if drawn < 1 else "")
 
 
 def _rounds(sheet: Sheet) -> str:

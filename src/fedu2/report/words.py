@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedu2.report.content import Sheet, title_of
+from fedu2.methods import title_of
+from fedu2.report.content import Sheet
 
 __all__ = ["NOTHING", "headline", "number", "percent", "span", "tenths", "verdict"]
 
