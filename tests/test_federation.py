@@ -46,7 +46,7 @@ def _weights(path: Path) -> bytes:
 
 
 def _without_clocks(history: list[dict]) -> list[dict]:
-    clocks = {"seconds", "samples_per_second"}
+    clocks = {"seconds", "samples_per_second", "evaluation_seconds"}
     return [{key: value for key, value in record.items() if key not in clocks} for record in history]
 
 

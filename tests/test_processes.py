@@ -21,6 +21,8 @@ from fedu2.methods import Task
 DRIVER = Path(__file__).with_name("processes_driver.py")
 LONGEST = 60  # seconds that a run may take on a busy machine before it counts as hanging
 
+CLOCKS = ("seconds", "samples_per_second", "evaluation_seconds")
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -69,7 +71,7 @@ def _files(run: Path) -> dict[str, bytes]:
 
 def _history(run: Path) -> list[dict]:
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in record.items() if k not in ("seconds", "samples_per_second")} for record in records]
+    return [{k: v for k, v in record.items() if k not in CLOCKS} for record in records]
 
 
 def _said(ended: Ended) -> list[str]:
