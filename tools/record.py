@@ -8,7 +8,8 @@ from pathlib import Path
 
 import fedu2
 from fedu2.engine import choose, choose_device
-from fedu2.run import environment, summarise
+from fedu2.federation.play import summarise
+from fedu2.run import environment
 
 
 def main(run_path: str, out: str, commit: str = "") -> None:

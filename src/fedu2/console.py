@@ -18,7 +18,7 @@ from fedu2.federation.backend import EpochReport
 from fedu2.federation.callbacks import Callback
 from fedu2.methods import Task
 
-__all__ = ["Progress", "result_table"]
+__all__ = ["Progress", "result_table", "round_line"]
 
 
 class Progress(Callback):
@@ -55,7 +55,7 @@ class Progress(Callback):
             self._live.update(self._lines(report))
 
     def on_round(self, record: Mapping[str, Any]) -> None:
-        self.console.print(_round_line(record, self._experiment.rounds), highlight=False)
+        self.console.print(round_line(record, self._experiment.rounds), highlight=False)
 
     def close(self) -> None:
         if self._live is not None:
@@ -120,7 +120,8 @@ def _span(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
-def _round_line(record: Mapping[str, Any], rounds: int) -> str:
+def round_line(record: Mapping[str, Any], rounds: int) -> str:
+    """What a round came to, in a line."""
     parts = [f"round {record['round']:>{len(str(rounds))}}/{rounds}"]
     formats = {
         "loss": "loss {:.3f}",

@@ -27,6 +27,7 @@ from fedu2.options import (
     FedEMAOptions,
     FedUOptions,
     FedXOptions,
+    FlowerOptions,
     FUROptions,
     HeadOptions,
     LDAWAOptions,
@@ -119,6 +120,7 @@ class Experiment(Options):
     ssd: SSDOptions = SSDOptions()
     evaluation: EvaluationOptions = EvaluationOptions()
     engine: EngineOptions = EngineOptions()
+    flower: FlowerOptions = FlowerOptions()
 
     @model_validator(mode="wrap")
     @classmethod

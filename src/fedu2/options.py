@@ -19,6 +19,7 @@ __all__ = [
     "FedEMAOptions",
     "FedUOptions",
     "FedXOptions",
+    "FlowerOptions",
     "HeadOptions",
     "LDAWAOptions",
     "OptimizerOptions",
@@ -253,4 +254,17 @@ class EngineOptions(Options):
     lanes: Annotated[int, Field(ge=1, le=16)] | Literal["auto"] = Field("auto", description="clients trained at once")
     threads: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = Field(
         "auto", description="CPU threads; auto: as many as there are idle cores"
+    )
+
+
+class FlowerOptions(Options):
+    """A federation of sites over Flower; runs in one process leave these alone."""
+
+    min_sites: int = Field(2, ge=1, description="sites that must be connected before the first round")
+    min_replies: int = Field(2, ge=1, description="valid replies that a round needs, or all where fewer were asked")
+    timeout: float = Field(3600.0, gt=0, description="seconds that a site has for a round; then it is left out")
+    patience: float = Field(600.0, gt=0, description="seconds to wait for sites that are missing")
+    half: bool = Field(False, description="parameters travel in bfloat16: half the bytes, and rounding")
+    server_data: str | None = Field(
+        None, description="labelled images at the server to judge by: a folder, or a data set; default: at the sites"
     )

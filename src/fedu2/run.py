@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import logging
 import platform
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 from fedu2._version import __version__
 from fedu2.data import Dataset, ImageSet, load_dataset, make_partition
 from fedu2.engine import Engine, choose, choose_device, choose_threads, usable_cores
-from fedu2.errors import DataError, TrainingError, UsageError
+from fedu2.errors import DataError, TrainingError
 from fedu2.evaluation.monitor import evaluate
 from fedu2.experiment import Experiment
 from fedu2.federation import processes
@@ -34,7 +33,8 @@ from fedu2.federation.callbacks import Callback, Callbacks, TensorBoard
 from fedu2.federation.checkpoint import Checkpoints
 from fedu2.federation.deadline import Deadline
 from fedu2.federation.local import LocalBackend
-from fedu2.federation.rounds import Best, FederationState, initial_state, play_round
+from fedu2.federation.play import Federation
+from fedu2.federation.rounds import Best, FederationState
 from fedu2.methods import Method, build, resolve
 from fedu2.models.flat import FlatModel
 from fedu2.objectives import Objective
@@ -88,9 +88,15 @@ def train(
         engine = clients.engine if isinstance(clients, LocalBackend) else choose(experiment, device)
         if group := processes.join():
             clients = group.lead(clients, experiment, shares)
+        sizes = [len(share) for share in shares]
+
+        def judge(learner: Objective, *_: Any) -> dict[str, float]:
+            return evaluate(learner, dataset, experiment)
+
         watch = Callbacks([*callbacks, TensorBoard()])
-        federation = _Federation(method, clients, dataset, shares, directory, watch, environment(engine))
-        federation.play(resume, fingerprint, deadline)
+        federation = Federation(method, clients, lambda: sizes, judge, directory, watch, device)
+        told = {"environment": environment(engine), "skipped_images": list(dataset.skipped)}
+        federation.play(resume, lambda: directory.create(experiment, shares, fingerprint), deadline, told)
     return Run(directory.path)
 
 
@@ -136,141 +142,6 @@ def _check_shares(shares: Sequence[Tensor], dataset: Dataset) -> None:
     if small:
         listed = ", ".join(small[:5]) + (f" and {len(small) - 5} more" if len(small) > 5 else "")
         raise DataError(f"a client needs at least two images to train; fewer have: {listed}")
-
-
-class _Federation:
-    """A run in progress: plays rounds, evaluates, and writes everything down."""
-
-    def __init__(
-        self,
-        method: Method,
-        backend: Backend,
-        dataset: Dataset,
-        shares: Sequence[Tensor],
-        directory: RunDirectory,
-        watch: Callback,
-        surroundings: Mapping[str, str],
-    ) -> None:
-        self.method = method
-        self.backend = backend
-        self.experiment = method.experiment
-        self.dataset = dataset
-        self.examples = [len(share) for share in shares]
-        self.shares = shares
-        self.directory = directory
-        self.watch = watch
-        self.surroundings = surroundings
-        self.global_model = FlatModel(method.learner(), dataset.train.images.device)
-        self.checkpoints = Checkpoints(directory.path / "checkpoint", *method.layouts)
-        self.saved = 0  # the round of the last checkpoint
-
-    def play(self, resume: bool, fingerprint: str, deadline: Deadline) -> None:
-        """All rounds that are still to be played, or as many as there is time for."""
-        state = self._resumed() if resume else None
-        if state is None:
-            self.directory.create(self.experiment, self.shares, fingerprint)
-            state = initial_state(self.method, self.dataset.train.images.device)
-        self.watch.on_start(self.experiment, self.directory.path, state.round)
-        try:
-            if state.round == 0:
-                self._write(self._measured(state, {"round": 0}))
-            deadline.start()
-            while state.round < self.experiment.rounds and not deadline.reached():
-                state = self._round(state)
-                deadline.lap()
-            if state.round < self.experiment.rounds:
-                self._save(state)
-            else:
-                self.watch.on_end(self._summarise())
-        except TrainingError as error:
-            raise TrainingError(f"{error}; {self._last_good()}") from None
-        finally:
-            self.watch.close()
-
-    def _resumed(self) -> FederationState | None:
-        """The state of the last whole checkpoint, if there is one yet."""
-        found = self.checkpoints.latest(self.dataset.train.images.device)
-        if found is None:
-            played = max((record["round"] for record in self.directory.history()), default=0)
-            if played:
-                raise TrainingError(f"{self.directory.path} has played {played} rounds, but its checkpoint is gone")
-            return None
-        state, begun, place = found
-        self.directory.compare(self.experiment, begun)
-        if state.round > self.experiment.rounds:
-            raise UsageError(f"rounds={self.experiment.rounds} is fewer than {place} has played: {state.round}")
-        self.directory.write_config(self.experiment)
-        self.directory.forget_rounds_after(state.round)
-        self.saved = state.round
-        return state
-
-    def _round(self, state: FederationState) -> FederationState:
-        began = time.perf_counter()
-        state, record = play_round(state, self.method, self.backend, self.examples, self.watch)
-        seconds = time.perf_counter() - began
-        record["seconds"] = seconds
-        record["samples_per_second"] = record.pop("samples") / seconds
-        every = self.experiment.evaluation.every
-        if state.round == self.experiment.rounds or (every and state.round % every == 0):
-            record = self._measured(state, record)
-            state = state.judged(record["knn"]) if "knn" in record else state
-        self._write(record)
-        if state.round % self.experiment.checkpoint_every == 0 or state.round == self.experiment.rounds:
-            self._save(state)
-        return state
-
-    def _save(self, state: FederationState) -> None:
-        if self.saved != state.round:
-            self.checkpoints.save(state, self.experiment.flat())
-            self.saved = state.round
-
-    def _measured(self, state: FederationState, record: dict[str, Any]) -> dict[str, Any]:
-        began = time.perf_counter()
-        self.global_model.load(state.server.model)
-        judged = evaluate(self.global_model.module, self.dataset, self.experiment)
-        return record | judged | {"evaluation_seconds": time.perf_counter() - began}
-
-    def _write(self, record: Mapping[str, Any]) -> None:
-        self.directory.append(record)
-        self.watch.on_round(record)
-
-    def _summarise(self) -> dict[str, Any]:
-        history = self.directory.history()
-        summary = summarise(history)
-        summary["experiment"] = self.experiment.flat()
-        summary["environment"] = dict(self.surroundings)
-        summary["skipped_images"] = list(self.dataset.skipped)
-        self.directory.write_summary(summary)
-        return summary
-
-    def _last_good(self) -> str:
-        found = self.checkpoints.latest("cpu")
-        return f"the last good checkpoint is {found[2]}" if found else "there is no checkpoint yet"
-
-
-def summarise(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The figures that a reader wants first: last and best round, the untrained encoder, time and speed."""
-    measured = [record for record in history if "effective_rank" in record]
-    trained = [record for record in history if record["round"] > 0]
-    last = measured[-1] if measured else {}
-    summary: dict[str, Any] = {"rounds": max((record["round"] for record in history), default=0)}
-    for name in ("knn", "effective_rank", "projector_rank", "alignment", "uniformity"):
-        if name in last:
-            summary[name] = last[name]
-            if measured[0]["round"] == 0:
-                summary[f"untrained_{name}"] = measured[0].get(name)
-    if "knn" in last:
-        best = max(measured, key=lambda record: record["knn"])
-        summary["best"] = {"round": best["round"], "knn": best["knn"]}
-    if trained:
-        for name in ("loss", "align", "fur.mass", "fur.gap"):
-            if name in trained[-1]:
-                summary[name] = trained[-1][name]
-        seconds = [record["seconds"] for record in trained]
-        samples = [record["seconds"] * record["samples_per_second"] for record in trained]
-        summary["seconds"] = sum(seconds)
-        summary["samples_per_second"] = sum(samples) / sum(seconds)
-    return summary
 
 
 def environment(engine: Engine) -> dict[str, str]:

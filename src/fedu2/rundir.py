@@ -24,10 +24,29 @@ __all__ = ["RunDirectory", "open_ended"]
 
 log = logging.getLogger("fedu2")
 
-FILES = ("config.yaml", "partition.json", "images.blake2b", "metrics.jsonl", "summary.json", "evaluation.json")
+FILES = (
+    "config.yaml",
+    "partition.json",
+    "images.blake2b",
+    "metrics.jsonl",
+    "summary.json",
+    "evaluation.json",
+    "sites.json",
+)
 SHOWN = ("representations.safetensors", "figures", "report.html", "export")  # what other commands make of a run
 # Keys that may change when a run is resumed, for they do not influence the result (or say where it ends).
-FREE_KEYS = ("device", "checkpoint_every", "data.root", "data.download", "evaluation.", "engine.")
+FREE_KEYS = (
+    "device",
+    "checkpoint_every",
+    "data.root",
+    "data.download",
+    "evaluation.",
+    "engine.",
+    "flower.min_",
+    "flower.timeout",
+    "flower.patience",
+    "flower.server_data",
+)
 
 
 class RunDirectory:
@@ -69,8 +88,11 @@ class RunDirectory:
                 draft.unlink()  # a crash left it half-written
             yield
 
-    def create(self, experiment: Experiment, shares: Sequence[Tensor], images: str) -> None:
-        """Start a new run here; a directory that holds something else is left alone."""
+    def create(self, experiment: Experiment, shares: Sequence[Tensor] | None, images: str | None) -> None:
+        """Start a new run here; a directory that holds something else is left alone.
+
+        shares, images: None where clients keep their images to themselves.
+        """
         taken = {path.name for path in self.path.iterdir()}
         if "config.yaml" in taken and any(record["round"] > 0 for record in self.history()):
             raise UsageError(f"{self.path} already holds a run: continue it with --resume, or choose another --out")
@@ -78,21 +100,23 @@ class RunDirectory:
         if strangers:
             raise UsageError(f"{self.path} is not empty ({sorted(strangers)[0]}): choose another --out")
         (self.path / "metrics.jsonl").unlink(missing_ok=True)  # of a run that did not get beyond its first evaluation
-        save_partition(self.path / "partition.json", shares)
-        write_atomically(self.path / "images.blake2b", images + "\n")
+        if shares is not None:
+            save_partition(self.path / "partition.json", shares)
+        if images is not None:
+            write_atomically(self.path / "images.blake2b", images + "\n")
         self.write_config(experiment)  # last: a directory with a configuration holds a run
 
     def begun(self) -> bool:
         """Whether there is a run here."""
         return (self.path / "config.yaml").exists()
 
-    def check_same(self, experiment: Experiment, images: str) -> None:
+    def check_same(self, experiment: Experiment, images: str | None) -> None:
         """Refuse to go on with an experiment, or with images, other than those that the run began with."""
         if not self.begun():
             raise UsageError(f"{self.path} holds no run to resume")
         self.compare(experiment, self.config().flat())
         begun_with = self.path / "images.blake2b"
-        if begun_with.exists() and begun_with.read_text(encoding="utf-8").strip() != images:
+        if images is not None and begun_with.exists() and begun_with.read_text(encoding="utf-8").strip() != images:
             raise UsageError(
                 f"the images of dataset={experiment.dataset} are not those that the run in {self.path} began with"
             )

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from fedu2.methods import Memory, Reply, ServerState, Task
 
-__all__ = ["Backend", "EpochReport", "Observer"]
+__all__ = ["Absent", "Backend", "EpochReport", "Observer"]
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,14 @@ class EpochReport:
     steps: int  # done so far, of task.steps
     samples: int  # trained since the last report
     terms: Mapping[str, float]  # means since the last report
+
+
+@dataclass(frozen=True)
+class Absent:
+    """A client that gave no valid reply in this round, and why."""
+
+    client: int
+    reason: str
 
 
 class Observer(Protocol):
@@ -34,6 +42,6 @@ class Backend(Protocol):
 
     def run(
         self, tasks: Sequence[Task], server: ServerState, memories: Mapping[int, Memory], observer: Observer
-    ) -> Iterator[Reply]:
-        """Train every task from the same server state; replies come as they are ready, in any order."""
+    ) -> Iterator[Reply | Absent]:
+        """Train every task from the same server state; for each there is an answer, as it is ready, in any order."""
         ...

@@ -32,7 +32,7 @@ from torch import distributed as dist
 
 from fedu2.errors import FedU2Error, TrainingError, UsageError, first_line
 from fedu2.experiment import Experiment
-from fedu2.federation.backend import Backend, EpochReport, Observer
+from fedu2.federation.backend import Absent, Backend, EpochReport, Observer
 from fedu2.federation.callbacks import Callback
 from fedu2.methods import Memory, Reply, ServerState, Task
 from fedu2.models.flat import ModelState
@@ -144,7 +144,7 @@ class ProcessBackend:
 
     def run(
         self, tasks: Sequence[Task], server: ServerState, memories: Mapping[int, Memory], observer: Observer
-    ) -> Iterator[Reply]:
+    ) -> Iterator[Reply | Absent]:
         """Train the tasks in all processes; a follower's client is reported when its reply arrives."""
         ranks = deal(tasks, self.group.size)
         answered = 0
@@ -152,7 +152,9 @@ class ProcessBackend:
             posted = self._hand_out(tasks, ranks, server, memories)
             mine = [task for task, rank in zip(tasks, ranks, strict=True) if rank == 0]
             # To the end, before anybody is waited for: a process must not stand idle because another one does.
-            arrived = {reply.client: reply for reply in self.inner.run(mine, server, memories, observer)}
+            arrived: dict[int, Reply | Absent] = {
+                reply.client: reply for reply in self.inner.run(mine, server, memories, observer)
+            }
             for rank, messages in posted.items():
                 _settle(rank, messages)
             for task, rank in zip(tasks, ranks, strict=True):
@@ -210,6 +212,7 @@ class _Worker:
         posted: _Posted = []
         try:
             for reply in self.inner.run(tasks, server, memories, Callback()):
+                assert isinstance(reply, Reply)  # in this process nobody is absent
                 posted += _post_reply(reply)  # the next client begins while this one's reply waits for the leader
         except _Gone:
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,12 +13,14 @@ from torch import Tensor
 from fedu2.aggregators import Buffers, Updates, agreement
 from fedu2.errors import TrainingError
 from fedu2.experiment import Experiment
-from fedu2.federation.backend import Backend, Observer
+from fedu2.federation.backend import Absent, Backend, Observer
 from fedu2.federation.batches import steps_of
 from fedu2.federation.optimizers import learning_rate
 from fedu2.methods import Memory, Method, Reply, ServerState, Task
 from fedu2.models.flat import FlatModel, ModelState
 from fedu2.seeds import generator
+
+log = logging.getLogger("fedu2")
 
 __all__ = ["Best", "FederationState", "initial_state", "participants", "play_round"]
 
@@ -61,15 +64,25 @@ def participants(experiment: Experiment, clients: int, round_: int) -> list[int]
 
 
 def play_round(
-    state: FederationState, method: Method, backend: Backend, examples: Sequence[int], observer: Observer
+    state: FederationState,
+    method: Method,
+    backend: Backend,
+    examples: Sequence[int] | Mapping[int, int],
+    observer: Observer,
 ) -> tuple[FederationState, dict[str, Any]]:
-    """Play one round over clients with `examples` images each; the next state, and what to log of it."""
+    """Play one round over clients with `examples` images each; the next state, and what to log of it.
+
+    A mapping of clients to images names those that can be had; else all can. Clients that give no valid reply are left
+    out, as long as there are `flower.min_replies`.
+    """
+    examples = examples if isinstance(examples, Mapping) else dict(enumerate(examples))
+    clients = sorted(examples)
     before: dict[str, int] = {}
     if state.round == 0 and method.prelude:
-        state, before = _prelude(state, method, backend, len(examples), observer)
+        state, before = _prelude(state, method, backend, clients, observer)
     experiment, round_ = method.experiment, state.round + 1
-    drawn = participants(experiment, len(examples), round_)
-    steps = steps_of(examples, experiment)
+    drawn = [clients[place] for place in participants(experiment, len(clients), round_)]
+    steps = dict(zip(clients, steps_of([examples[client] for client in clients], experiment), strict=True))
     lr = learning_rate(experiment, round_)
     progress = (round_ - 1) / experiment.rounds
     tasks = [Task(round_, client, steps[client], lr, progress) for client in drawn]
@@ -80,12 +93,20 @@ def play_round(
     buffers = start.buffers.new_empty(len(tasks), len(start.buffers))  # (K, Q)
     rows = {task.client: row for row, task in enumerate(tasks)}
     arrived: dict[int, Reply] = {}
+    absent: dict[int, str] = {}
     for reply in backend.run(tasks, state.server, state.memories, observer):
+        if isinstance(reply, Absent):
+            absent[reply.client] = reply.reason
+            continue
         _check_finite(reply.model, f"the model of client {reply.client} is not finite after round {round_}")
         row = rows[reply.client]
         params[row], buffers[row] = reply.model.params, reply.model.buffers
         arrived[row] = replace(reply, model=start)  # its own vectors are in the matrix now: do not hold them twice
-    replies = [arrived[row] for row in range(len(tasks))]
+    _require_enough(len(arrived), absent, round_, experiment)
+    present = sorted(arrived)
+    replies = [arrived[row] for row in present]
+    if absent:
+        params, buffers = params[present], buffers[present]
 
     layout, buffer_layout = method.layouts
     beside = Buffers(start.buffers, buffers, buffer_layout)
@@ -96,27 +117,41 @@ def play_round(
         server.model, f"the global model is not finite after round {round_}: lower optimizer.lr, or the server's step"
     )
     memories = {**state.memories, **{r.client: r.memory for r in replies if r.memory}}
-    record = {"round": round_, "lr": lr, "clients": drawn, **_means(replies)}
+    record = {"round": round_, "lr": lr, "clients": [reply.client for reply in replies], **_means(replies)}
     work = _work(state.server, replies)
     record |= {name: value + before.get(name, 0) for name, value in work.items()}
     record |= {name if "." in name else f"{experiment.aggregator}.{name}": value for name, value in logged.items()}
     if together is not None:
         record["agreement"] = together
     record["client_loss"] = [reply.metrics["loss"] for reply in replies]
+    if absent:
+        record["left_out"] = {str(client): reason for client, reason in sorted(absent.items())}
     return replace(state, round=round_, server=server, memories=memories), record
 
 
 def _prelude(
-    state: FederationState, method: Method, backend: Backend, clients: int, observer: Observer
+    state: FederationState, method: Method, backend: Backend, clients: Sequence[int], observer: Observer
 ) -> tuple[FederationState, dict[str, int]]:
     """Round 0 of methods that have one, and what it took: nothing is learned, the clients keep their models."""
-    drawn = participants(method.experiment, clients, 0)
+    drawn = [clients[place] for place in participants(method.experiment, len(clients), 0)]
     tasks = [Task(0, client, method.prelude, 0.0, 0.0) for client in drawn]
     observer.on_tasks(tasks)
-    arrived = {reply.client: reply for reply in backend.run(tasks, state.server, {}, observer)}
-    replies = [arrived[client] for client in drawn]
+    answers = {answer.client: answer for answer in backend.run(tasks, state.server, {}, observer)}
+    absent = {client: answer.reason for client, answer in answers.items() if isinstance(answer, Absent)}
+    replies = [answer for client in drawn if isinstance(answer := answers[client], Reply)]
+    _require_enough(len(replies), absent, 0, method.experiment)
     server = method.prepare(state.server, [reply.payload for reply in replies])
     return replace(state, server=server), _work(state.server, replies, models=False)
+
+
+def _require_enough(replies: int, absent: Mapping[int, str], round_: int, experiment: Experiment) -> None:
+    """Tell who is left out; stop where too few are left."""
+    for client, reason in sorted(absent.items()):
+        log.warning("client %d is left out of round %d: %s", client, round_, reason)
+    least = max(1, min(experiment.flower.min_replies, replies + len(absent)))
+    if replies < least:
+        said = "; ".join(f"client {client}: {reason}" for client, reason in sorted(absent.items()))
+        raise TrainingError(f"round {round_} has {replies} valid replies, fewer than {least} ({said})")
 
 
 def _work(server: ServerState, replies: Sequence[Reply], models: bool = True) -> dict[str, int]:

@@ -20,10 +20,11 @@ from fedu2.errors import DataError, FedU2Error, TrainingError
 from fedu2.evaluate import kept
 from fedu2.evaluation.options import Protocols
 from fedu2.experiment import Experiment
+from fedu2.federation.play import summarise
 from fedu2.files import write_atomically
 from fedu2.methods import resolve
 from fedu2.paper.plan import Cell
-from fedu2.run import Run, summarise
+from fedu2.run import Run
 from fedu2.rundir import FREE_KEYS
 
 __all__ = ["Record", "commit", "read", "records_of", "write"]

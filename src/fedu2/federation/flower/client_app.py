@@ -1,0 +1,125 @@
+"""What Flower starts at a site for every message. Images, labels, paths and names of files stay here.
+
+query.describe   how many images the site has, and whether it could judge an encoder
+train.task       one client's work in one round
+query.judge      kNN and the like of the global encoder on the site's own held-out images
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedu2.data import Dataset
+from fedu2.engine import choose_device
+from fedu2.errors import DataError, FedU2Error, UsageError
+from fedu2.evaluation.monitor import evaluate
+from fedu2.experiment import Experiment
+from fedu2.federation.flower.site import DiskMemory, Memories, Site, site_of
+from fedu2.federation.flower.wire import (
+    pack_reply,
+    pack_tensors,
+    unpack_assignment,
+    unpack_tensors,
+)
+from fedu2.methods import Memory, build
+from fedu2.models.flat import FlatModel
+
+__all__ = ["app"]
+
+log = logging.getLogger("fedu2")
+app = ClientApp()
+
+MEMORY = "memory-"
+
+
+class ContextMemory:
+    """Memories in Flower's context, which lasts as long as its run."""
+
+    def __init__(self, context: Context) -> None:
+        self.state = context.state
+
+    def rounds(self) -> list[int]:
+        return [int(name.removeprefix(MEMORY)) for name in self.state if name.startswith(MEMORY)]
+
+    def read(self, round_: int) -> Memory:
+        record = self.state[f"{MEMORY}{round_}"]
+        assert isinstance(record, ArrayRecord)
+        return unpack_tensors(record)
+
+    def write(self, round_: int, memory: Memory) -> None:
+        self.state[f"{MEMORY}{round_}"] = pack_tensors(memory)
+
+    def forget(self, round_: int) -> None:
+        del self.state[f"{MEMORY}{round_}"]
+
+
+Answer = Callable[[Message, Context], RecordDict]
+
+
+def _answered(answer: Answer) -> Callable[[Message, Context], Message]:
+    """Send the answer; of what went wrong the server learns the kind, for a sentence of ours may name files."""
+
+    def reply(message: Message, context: Context) -> Message:
+        try:
+            content = answer(message, context)
+        except FedU2Error as error:
+            log.error("%s", error)
+            kinds = {DataError: "its images", UsageError: "its configuration"}
+            about = next((what for kind, what in kinds.items() if isinstance(error, kind)), "its training")
+            content = RecordDict({"error": ConfigRecord({"about": about})})
+        return Message(content, reply_to=message)
+
+    return reply
+
+
+@app.query("describe")
+@_answered
+def describe(message: Message, context: Context) -> RecordDict:
+    site = _site(str(message.content.config_records["ask"]["experiment"]), context)[0]
+    judges = site.test.labels is not None and site.train.labels is not None and len(site.test) > 1
+    told: dict[str, Any] = {"name": site.name, "examples": len(site.share), "judges": judges}
+    return RecordDict({"site": ConfigRecord(told)})
+
+
+@app.train("task")
+@_answered
+def train(message: Message, context: Context) -> RecordDict:
+    asked = unpack_assignment(message.content)
+    site, experiment = _site(json.dumps(asked.experiment.flat()), context)
+    assignment = replace(asked, experiment=experiment)
+    reply = site.work(assignment, _memories(context, asked.run))
+    return pack_reply(reply, asked)
+
+
+@app.query("judge")
+@_answered
+def judge(message: Message, context: Context) -> RecordDict:
+    asked = unpack_assignment(message.content)
+    site, experiment = _site(json.dumps(asked.experiment.flat()), context)
+    device = choose_device(experiment.device)
+    model = FlatModel(build(experiment).learner(), device)
+    model.load(asked.server.model)
+    own = site.train.subset(site.share)
+    figures = evaluate(model.module, Dataset(site.name, own, site.test).to(device), experiment)
+    return RecordDict({"metrics": MetricRecord({**figures, "tested": len(site.test)})})
+
+
+def _site(experiment: str, context: Context) -> tuple[Site, Experiment]:
+    """The site, and the server's experiment on this machine's device."""
+    node = dict(context.node_config)
+    wanted = Experiment.parse(json.loads(experiment))
+    here = wanted.with_(device=str(node.get("device", "auto")))
+    return site_of(here, node), here
+
+
+def _memories(context: Context, run: str) -> Memories:
+    folder = context.node_config.get("memory")
+    return DiskMemory(Path(str(folder)) / run) if folder else ContextMemory(context)

@@ -1,0 +1,51 @@
+"""What Flower starts at the server: an experiment from the run's configuration, and a run directory."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedu2.console import round_line
+from fedu2.errors import UsageError
+from fedu2.experiment import Experiment
+from fedu2.federation.callbacks import Callback
+from fedu2.federation.flower.server import serve
+
+__all__ = ["app", "experiment_of"]
+
+log = logging.getLogger("fedu2")
+app = ServerApp()
+
+
+class _Lines(Callback):
+    """A line a round in the server's log, which `flwr log` shows."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+
+    def on_round(self, record: Mapping[str, Any]) -> None:
+        log.info("%s", round_line(record, self.rounds))
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """`flwr run`: train, or go on with what is in `out`."""
+    log.setLevel(logging.INFO)
+    settings = dict(context.run_config)
+    out = settings.pop("out", None)
+    if not out:
+        raise UsageError('the app\'s configuration says where the run goes: out = "/path"')
+    experiment = experiment_of(settings)
+    run = serve(grid, experiment, str(out), callbacks=[_Lines(experiment.rounds)])
+    log.info("finished: %s", run.path)
+
+
+def experiment_of(settings: Mapping[str, Any]) -> Experiment:
+    """From Flower's flat configuration, in which lists are written as text."""
+    plain = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()]
+    return Experiment.parse({}, plain)

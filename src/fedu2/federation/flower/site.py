@@ -1,0 +1,139 @@
+"""A site: its own images, one task at a time, and a memory that stays with it.
+
+Flower starts a fresh process for every message, so nothing lives here between tasks but what is written down: a
+client's memory, in Flower's context, which lasts as long as a run, or in a directory of the site's own, which lasts
+longer (`memory=/path` in the node's configuration). A memory is kept with the round after which it was made; a task
+takes the newest from before its own round, so that a round that is played again begins as it did the first time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fedu2.data import ImageSet, load_dataset, make_partition
+from fedu2.engine import choose_device, choose_threads
+from fedu2.errors import DataError, UsageError
+from fedu2.experiment import Experiment
+from fedu2.federation.callbacks import Callback
+from fedu2.federation.flower.wire import Assignment
+from fedu2.federation.local import LocalBackend
+from fedu2.files import atomic_file
+from fedu2.methods import Memory, Reply, ServerState, build
+from fedu2.models.flat import ModelState
+
+__all__ = ["DiskMemory", "Memories", "Site", "site_of"]
+
+log = logging.getLogger("fedu2")
+
+KEPT = 2  # memories: that of the last round, and the one that the last round began with
+
+
+class Memories(Protocol):
+    """Where a client's memory lies between rounds."""
+
+    def rounds(self) -> list[int]:
+        """After which rounds there is one."""
+        ...
+
+    def read(self, round_: int) -> Memory: ...
+
+    def write(self, round_: int, memory: Memory) -> None: ...
+
+    def forget(self, round_: int) -> None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """The images of one client. shares: (n_k,) indices, at the place of the client; others may be empty."""
+
+    name: str
+    train: ImageSet
+    test: ImageSet
+    share: Tensor
+
+    def work(self, assignment: Assignment, memories: Memories) -> Reply:
+        """Train as asked, on this machine's device; the memory is written before the reply travels."""
+        task = assignment.task
+        device = choose_device(assignment.experiment.device)
+        if device.type == "cpu":
+            torch.set_num_threads(choose_threads(assignment.experiment.engine.threads)[0])
+        images = self.train.to(device)
+        nobody = torch.empty(0, dtype=torch.int64)
+        shares = [nobody] * task.client + [self.share]
+        backend = LocalBackend(build(assignment.experiment), images, shares)
+        before = _before(task.round, memories)
+        known = {} if before is None else {task.client: _to(memories.read(before), device)}
+        server = _server_to(assignment, device)
+        (reply,) = backend.run([task], server, known, Callback())
+        if reply.memory:
+            memories.write(task.round, reply.memory)
+            for old in sorted(round_ for round_ in memories.rounds() if round_ != task.round)[: -(KEPT - 1)]:
+                memories.forget(old)
+        return reply
+
+
+def site_of(experiment: Experiment, node: Mapping[str, Any]) -> Site:
+    """The site that a node's configuration describes: `data=/path` for its own images, or `partition-id=3`."""
+    if "data" in node:
+        options = experiment.data.model_copy(update={"root": str(node["data"]), "layout": "images"})
+        dataset = load_dataset("folder", options)
+        share = torch.arange(len(dataset.train))
+        name = str(node.get("site", Path(str(node["data"])).name))
+        return Site(name, dataset.train, dataset.test, share)
+    if "partition-id" not in node:
+        raise UsageError("a node says where its images are: --node-config \"data='/path/to/images'\"")
+    number = int(node["partition-id"])
+    dataset = load_dataset(experiment.dataset, experiment.data)
+    shares = make_partition(dataset, experiment)
+    if not 0 <= number < len(shares):
+        raise DataError(f"partition-id={number}: the experiment has {len(shares)} clients")
+    return Site(f"partition-{number}", dataset.train, dataset.test, shares[number])
+
+
+@dataclass(frozen=True)
+class DiskMemory:
+    """Memories as safetensors files in a directory of the site's own; they outlive a Flower run."""
+
+    folder: Path
+
+    def rounds(self) -> list[int]:
+        return [int(path.stem.removeprefix("round-")) for path in self.folder.glob("round-*.safetensors")]
+
+    def read(self, round_: int) -> Memory:
+        try:
+            return load_file(self._path(round_))
+        except (OSError, SafetensorError) as error:
+            raise DataError(f"the memory {self._path(round_)} cannot be read: {error}") from None
+
+    def write(self, round_: int, memory: Memory) -> None:
+        with atomic_file(self._path(round_)) as temporary:
+            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in memory.items()}, temporary)
+
+    def forget(self, round_: int) -> None:
+        self._path(round_).unlink(missing_ok=True)
+
+    def _path(self, round_: int) -> Path:
+        return self.folder / f"round-{round_:06d}.safetensors"
+
+
+def _before(round_: int, memories: Memories) -> int | None:
+    return max((made for made in memories.rounds() if made < round_), default=None)
+
+
+def _to(memory: Memory, device: torch.device) -> Memory:
+    return {name: tensor.to(device) for name, tensor in memory.items()}
+
+
+def _server_to(assignment: Assignment, device: torch.device) -> ServerState:
+    server = assignment.server
+    model = ModelState(server.model.params.to(device), server.model.buffers.to(device))
+    return ServerState(model, _to(server.extra, device))
