@@ -487,8 +487,10 @@ def test_the_document_runs_as_shown(
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), flags=re.S)[:2]
     space: dict = {}
+    embed(run, "photos", "unit.npz", normalize=True)
     for block in blocks:
         exec(compile(block.replace('"safetensors", "onnx", "pt2"', '"safetensors"'), "take-home.md", "exec"), space)
     assert space["vectors"].shape == (5, 16)
     assert (space["folder"] / "encoder.safetensors").exists()
+    assert space["nearest"][0] == 0  # nothing is nearer to an image than itself
     assert "a.png" in capsys.readouterr().out

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 
 import fedu2
+import fedu2.evaluate as evaluate_module
 from fedu2.cli import main
-from fedu2.errors import DataError, UsageError
-from fedu2.evaluate import evaluate, parse_protocols
+from fedu2.errors import DataError, TrainingError, UsageError
+from fedu2.evaluate import assess, evaluate, parse_protocols
 from fedu2.experiment import Experiment
 from fedu2.federation.rounds import initial_state
 from fedu2.methods import build, resolve
@@ -163,3 +166,108 @@ def test_protocols_are_parsed_like_experiments() -> None:
     assert parse_protocols(["finetune.fractions=[0.5]"]).finetune.fractions == (0.5,)
     with pytest.raises(UsageError, match="unknown key"):
         parse_protocols(["fur.weight=0"])
+
+
+def test_a_folder_called_like_the_data_set_is_another_measurement(
+    run: fedu2.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _folder(tmp_path / "sample", classes=3)
+    monkeypatch.chdir(tmp_path)
+    own = evaluate(run, ["knn"])["knn"]
+    evaluate(run, ["knn"], data="sample")
+    entries = {entry["data"]: entry["mean"] for entry in _entries(run)}
+    assert entries["sample"] == own.mean
+    assert set(entries) == {"sample", str(tmp_path / "sample")}
+
+
+def test_a_run_that_goes_on_meanwhile(run: fedu2.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The round that is told is that of the encoder that was judged, though a newer one has appeared since."""
+    load = evaluate_module.load_dataset
+
+    def slow_load(*arguments: Any) -> Any:
+        fedu2.train(run.experiment.with_(rounds=2), run.path, resume=True)
+        return load(*arguments)
+
+    monkeypatch.setattr(evaluate_module, "load_dataset", slow_load)
+    assert assess(run, ["knn"]).round == 1
+    assert _entries(run)[0]["round"] == 1
+    assert run.rounds_played == 2
+
+
+def test_two_evaluations_at_once_keep_both(run: fedu2.Run) -> None:
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda k: evaluate(run, ["knn"], parse_protocols([f"knn.k={k}"])), range(1, 7)))
+    assert sorted(entry["options"]["knn"]["k"] for entry in _entries(run)) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("text", ["[1]", "", '[{"protocol": "knn"}]', '[{"protocol": "knn", '])
+def test_a_damaged_file_is_told_before_anything_is_computed(run: fedu2.Run, text: str) -> None:
+    (run.path / "evaluation.json").write_text(text)
+    with pytest.raises(DataError, match=r"evaluation\.json is damaged"):
+        evaluate(run, ["knn"])
+    assert (run.path / "evaluation.json").read_text() == text
+
+
+def test_images_that_changed_are_not_the_runs(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "mine", classes=2, images=20)
+    values = {"dataset": "folder", "data.root": str(folder), "data.layout": "images", "data.image_size": 16,
+              "clients": 2, "partition": "iid", "encoder": "tiny", "width": 4, "rounds": 1, "local_steps": 1,
+              "batch_size": 8}  # fmt: skip
+    run = fedu2.train(Experiment.parse(values), tmp_path / "run")
+    assert evaluate(run, ["knn"])
+    _folder(folder / "more", classes=1, images=5)
+    with pytest.raises(UsageError, match="are not those that the run"):
+        evaluate(run, ["knn"])
+
+
+def test_an_encoder_that_is_broken_has_no_score(run: fedu2.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = fedu2.Run.model
+
+    def with_nan(self: fedu2.Run, *arguments: Any, **more: Any) -> Any:
+        learner, round_ = broken(self, *arguments, **more)
+        next(learner.encoder.parameters()).data.fill_(float("nan"))
+        return learner, round_
+
+    monkeypatch.setattr(fedu2.Run, "model", with_nan)
+    with pytest.raises(TrainingError, match="not finite"):
+        evaluate(run, ["knn"])
+    assert not (run.path / "evaluation.json").exists()
+
+
+def test_seeds_of_the_supervised_reference_have_their_own_networks(
+    run: fedu2.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    monkeypatch.setattr(
+        "fedu2.evaluation.judge.finetune", lambda encoder, *_: seen.append(next(encoder.parameters()).clone()) or 0.0
+    )
+    evaluate(run, ["supervised"], parse_protocols(QUICK), seeds=2)
+    assert not torch.equal(seen[0], seen[1])
+
+
+def test_held_out_images_of_a_folder(run: fedu2.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = _folder(tmp_path / "mine", classes=2, images=20)
+    verdict = assess(run, ["knn"], data=folder, holdout=0.5)
+    assert (verdict.trained_on, verdict.tested_on) == (20, 20)
+    with pytest.raises(DataError, match="no images are held out"):
+        assess(run, ["knn"], data=_folder(tmp_path / "few", classes=2, images=1))
+    assert main(["evaluate", str(run.path), "--data", str(folder), "--protocol", "knn"]) == 0
+    assert "(36 images, 4 to test)" in capsys.readouterr().out
+
+
+def test_a_run_that_is_begun_anew_forgets_what_was_measured(run: fedu2.Run, tmp_path: Path) -> None:
+    evaluate(run, ["knn"], untrained=True)
+    (run.path / "metrics.jsonl").write_text('{"round": 0}\n')  # killed before its first round
+    shutil.rmtree(run.path / "checkpoint")
+    fedu2.train(run.experiment.with_(seed=5), run.path)
+    assert not (run.path / "evaluation.json").exists()
+
+
+def test_a_root_is_found_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _folder(tmp_path / "mine", classes=2, images=20)
+    monkeypatch.chdir(tmp_path)
+    settings = ["dataset=folder", "data.root=mine", "data.layout=images", "data.image_size=16", "clients=2",
+                "partition=iid", "encoder=tiny", "width=4", "rounds=1", "local_steps=1", "batch_size=8"]  # fmt: skip
+    run = fedu2.train(Experiment.parse({}, settings), "run")
+    monkeypatch.chdir("/")
+    assert evaluate(fedu2.Run(str(tmp_path / run.path)), ["knn"])

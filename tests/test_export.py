@@ -309,3 +309,35 @@ def test_what_cannot_be_exported(
     assert main(["export", str(run.path), "--out", str(tmp_path / "file")]) == 2
     assert "is no directory" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["begun", "file"]
+
+
+def test_files_of_the_users_own_are_never_replaced(run: fedu2.Run, tmp_path: Path) -> None:
+    folder = export(run, tmp_path / "out")
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"holds more than an export \(notes\.txt\)"):
+        export(run, folder, force=True)
+    assert (folder / "notes.txt").read_text() == "mine"
+
+
+def test_an_export_into_the_current_folder(run: fedu2.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    path = run.path.absolute()
+    monkeypatch.chdir(tmp_path / "here")
+    folder = export(fedu2.Run(path), ".")
+    assert (folder / "encoder.safetensors").exists()
+    monkeypatch.chdir(tmp_path)
+
+
+def test_of_two_exports_at_once_the_second_is_refused(
+    run: fedu2.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def quicker(*arguments: object) -> str:
+        monkeypatch.setattr("fedu2.export.package.model_card", lambda *_: "second")
+        export(run, tmp_path / "out")
+        return "first"
+
+    monkeypatch.setattr("fedu2.export.package.model_card", quicker)
+    with pytest.raises(UsageError, match="holds an export already"):
+        export(run, tmp_path / "out")
+    assert (tmp_path / "out" / "README.md").read_text() == "second"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fedu2.data import ImageSet
 from fedu2.engine import Engine
-from fedu2.errors import DataError
-from fedu2.evaluation.finetune import _Network, _Trainer, finetune, labelled_subset
+from fedu2.errors import DataError, TrainingError
+from fedu2.evaluation.finetune import _Network, _Trainer, finetune, labelled_subset, tell_of_few_labels
 from fedu2.evaluation.linear import Labelled, linear_probe
 from fedu2.evaluation.options import FinetuneOptions, LinearOptions
 from fedu2.models import build_encoder
@@ -80,10 +80,20 @@ def test_labels_are_drawn_by_class_and_shares_are_nested() -> None:
 
 def test_fewer_labels_than_classes_are_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "fedu2"):
-        assert len(labelled_subset(torch.arange(50) % 10, 0.2, seed=0)) == 10
+        tell_of_few_labels(torch.arange(50) % 10, [0.2])
         assert not caplog.records
-        assert len(labelled_subset(torch.arange(50) % 10, 0.01, seed=0)) == 10
-    assert caplog.messages == ["1 % of 50 images is less than one for each of 10 classes: 10 are labelled"]
+        tell_of_few_labels(torch.arange(50) % 10, [0.01])
+        tell_of_few_labels(torch.cat([torch.zeros(900), torch.arange(1, 10).repeat(5)]).long(), [0.02])
+    assert caplog.messages == [
+        "1 % of 50 images is less than one of each class (of 10): 10 are labelled",
+        "2 % of 945 images is less than one of each class (of 9): 27 are labelled",
+    ]
+
+
+def test_training_that_diverges_is_no_score() -> None:
+    options = FinetuneOptions(epochs=2, batch_size=16, classifier_lr=1e30)
+    with pytest.raises(TrainingError, match="fine-tuning diverged"):
+        finetune(build_encoder("tiny", 4), _stripes(40, 0), _stripes(40, 1), 2, options, CPU, seed=0)
 
 
 def _stripes(n: int, seed: int) -> ImageSet:

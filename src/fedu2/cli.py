@@ -73,13 +73,14 @@ def evaluate(
     untrained: Annotated[bool, typer.Option("--untrained", help="judge the encoder as it was before training")] = False,
     best: Annotated[bool, typer.Option("--best", help="judge the encoder of the best round by kNN")] = False,
     data: Annotated[Path | None, typer.Option(help="labelled images: a folder with a sub-folder a class")] = None,
+    holdout: Annotated[float | None, typer.Option(min=0.01, max=0.99, help="share of --data to test by")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,
 ) -> None:
     """Judge the encoder of a run: nearest neighbours, linear probe, fine-tuning with few labels."""
     from fedu2.commands import judge_run
 
-    judge_run(Console(), run, settings or [], protocol, seeds, untrained, best, data, device)
+    judge_run(Console(), run, settings or [], protocol, seeds, untrained, best, data, holdout, device)
 
 
 @app.command()
@@ -203,6 +204,8 @@ def main(arguments: list[str] | None = None) -> int:
         if _followed():
             return 0
         code = app(args=arguments, prog_name="fedu2", standalone_mode=False)
+        if code == 130:  # the parser has swallowed Ctrl-C
+            raise KeyboardInterrupt
     except FedU2Error as error:
         return _fail(error, str(error), error.exit_code, "--debug" in arguments)
     except click.ClickException as error:

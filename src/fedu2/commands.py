@@ -171,24 +171,27 @@ def judge_run(
     untrained: bool,
     best: bool,
     data: Path | None,
+    holdout: float | None,
     device: str,
 ) -> None:
     """`fedu2 evaluate`."""
-    from fedu2.evaluate import ALL, FILE, evaluate, parse_protocols
+    from fedu2.evaluate import ALL, FILE, assess, parse_protocols
 
     if not (path / "config.yaml").exists():
         raise UsageError(f"{path} holds no run")
     options, run = parse_protocols(settings), Run(path)
-    scores = evaluate(run, names or ALL, options, seeds=seeds, untrained=untrained, best=best, data=data, device=device)
-    rounds = 0 if untrained else run.best_round if best else run.rounds_played
-    encoder = "untrained encoder" if untrained else f"encoder after round {rounds}{', the best by kNN' if best else ''}"
-    title = f"{title_of(run.experiment)}: {encoder} on {data or run.experiment.dataset}"
-    console.print(title, style="bold", highlight=False, soft_wrap=True)
+    choices: dict[str, Any] = {"seeds": seeds, "untrained": untrained, "best": best, "data": data, "holdout": holdout}
+    verdict = assess(run, names or ALL, options, **choices, device=device)
+    chosen = ", the best by kNN" if best else ""
+    encoder = "untrained encoder" if untrained else f"encoder after round {verdict.round}{chosen}"
+    images = f"{verdict.data} ({verdict.trained_on} images, {verdict.tested_on} to test)"
+    title = f"{title_of(run.experiment)}: {encoder} on {images}"
+    console.print(title, style="bold", highlight=False, markup=False, soft_wrap=True)
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("protocol")
     table.add_column("accuracy", justify="right")
     table.add_column("seeds", justify="right")
-    for name, score in scores.items():
+    for name, score in verdict.scores.items():
         spread = f" ± {score.deviation:.1f}" if len(score.values) > 1 else ""
         table.add_row(name, f"{score.mean:.1f}{spread} %", str(len(score.values)))
     console.print(table)

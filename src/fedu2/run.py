@@ -34,7 +34,8 @@ from fedu2.federation.checkpoint import Checkpoints
 from fedu2.federation.deadline import Deadline
 from fedu2.federation.local import LocalBackend
 from fedu2.federation.play import Federation
-from fedu2.federation.rounds import Best, FederationState
+from fedu2.federation.rounds import FederationState
+from fedu2.files import user_path
 from fedu2.methods import Method, build, resolve
 from fedu2.models.flat import FlatModel
 from fedu2.objectives import Objective
@@ -69,6 +70,8 @@ def train(
     deadline = Deadline(time_limit)
     experiment = resolve(experiment)
     device = processes.own_device(choose_device(experiment.device))
+    if experiment.data.root is not None:  # config.yaml must find them from other directories, too
+        experiment = experiment.with_(data__root=str(user_path(experiment.data.root).absolute()))
     dataset = load_dataset(experiment.dataset, experiment.data)
     shares = make_partition(dataset, experiment)
     _check_shares(shares, dataset)
@@ -164,6 +167,9 @@ class Run:
 
     path: Path
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", Path(self.path))  # a string will do
+
     @cached_property
     def experiment(self) -> Experiment:
         """The complete experiment."""
@@ -192,20 +198,24 @@ class Run:
     @property
     def best_round(self) -> int:
         """The round with the highest kNN accuracy, up to the last checkpoint."""
-        return self._best(build(self.experiment), "cpu").round
+        return self.model(best=True)[1]
 
     def learner(self, device: torch.device | str = "cpu", *, best: bool = False) -> Objective:
         """The global model of the last checkpoint, or of the best round by kNN, with its heads."""
-        method = build(self.experiment)
-        model = FlatModel(method.learner(), device)
-        model.load(self._best(method, device).model if best else self._last(method, device).server.model)
-        return model.module.eval()
+        return self.model(device, best=best)[0]
 
-    def _best(self, method: Method, device: torch.device | str) -> Best:
-        found = self._last(method, device).best
-        if found is None:
+    def model(self, device: torch.device | str = "cpu", *, best: bool = False) -> tuple[Objective, int]:
+        """`learner`, and the round that it is of: read at once, for a run that trains goes on meanwhile."""
+        method = build(self.experiment)
+        state = self._last(method, device)
+        if best and state.best is None:
             raise TrainingError(f"{self.path} has no best round: none was judged by kNN")
-        return found
+        round_, found = (
+            (state.best.round, state.best.model) if best and state.best else (state.round, state.server.model)
+        )
+        model = FlatModel(method.learner(), device)
+        model.load(found)
+        return model.module.eval(), round_
 
     def _last(self, method: Method, device: torch.device | str) -> FederationState:
         found = Checkpoints(self.path / "checkpoint", *method.layouts).latest(device)

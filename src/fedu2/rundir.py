@@ -96,10 +96,11 @@ class RunDirectory:
         taken = {path.name for path in self.path.iterdir()}
         if "config.yaml" in taken and any(record["round"] > 0 for record in self.history()):
             raise UsageError(f"{self.path} already holds a run: continue it with --resume, or choose another --out")
-        strangers = taken - {*FILES, *SHOWN, ".lock", "checkpoint", "tensorboard"}
+        strangers = taken - {*FILES, *SHOWN, ".lock", ".evaluation.lock", "checkpoint", "tensorboard"}
         if strangers:
             raise UsageError(f"{self.path} is not empty ({sorted(strangers)[0]}): choose another --out")
-        (self.path / "metrics.jsonl").unlink(missing_ok=True)  # of a run that did not get beyond its first evaluation
+        for name in ("metrics.jsonl", "evaluation.json", "representations.safetensors", "report.html"):
+            (self.path / name).unlink(missing_ok=True)  # of a run that did not get beyond its first evaluation
         if shares is not None:
             save_partition(self.path / "partition.json", shares)
         if images is not None:
@@ -115,6 +116,10 @@ class RunDirectory:
         if not self.begun():
             raise UsageError(f"{self.path} holds no run to resume")
         self.compare(experiment, self.config().flat())
+        self.check_images(experiment, images)
+
+    def check_images(self, experiment: Experiment, images: str | None) -> None:
+        """Refuse other images than those that the run began with."""
         begun_with = self.path / "images.blake2b"
         if images is not None and begun_with.exists() and begun_with.read_text(encoding="utf-8").strip() != images:
             raise UsageError(

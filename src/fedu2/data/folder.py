@@ -98,7 +98,9 @@ def _layout(root: Path, layout: str) -> str:
 
 
 def _subfolders(folder: Path) -> list[Path]:
-    return [path for path in _visible(folder) if path.is_dir()]
+    """Links may lead anywhere but back: to the folder itself, or to one that it lies in."""
+    above = {folder.resolve(), *folder.resolve().parents}
+    return [path for path in _visible(folder) if path.is_dir() and not (path.is_symlink() and path.resolve() in above)]
 
 
 def _visible(folder: Path) -> list[Path]:

@@ -23,7 +23,7 @@ from fedu2.embed.pictures import Images, Picture, find, shown
 from fedu2.embed.results import Embedding, save, writers
 from fedu2.engine import choose_device
 from fedu2.errors import DataError, UsageError
-from fedu2.evaluation.monitor import extract
+from fedu2.evaluation.monitor import extract, finite
 from fedu2.files import user_path
 from fedu2.run import Run
 from fedu2.rundir import RunDirectory
@@ -59,10 +59,11 @@ def embed(
     out = user_path(out)
     _check(run, out, batch_size, force)
     place = choose_device(device)
-    encoder = run.encoder(place, best=best)
+    learner, round_ = run.model(place, best=best)
+    encoder = learner.encoder
     size = run.experiment.data.image_size
     pictures = find(images)
-    about = {**_about(run, best), "dimension": encoder.features, "normalized": normalize}
+    about = {**_about(run, round_), "dimension": encoder.features, "normalized": normalize}
     with partial(out, _key(encoder, pictures, [size, batch_size, normalize])) as parts:
         batches = [pictures[start : start + batch_size] for start in range(0, len(pictures), batch_size)]
         todo = [number for number in range(len(batches)) if number not in parts]
@@ -94,13 +95,13 @@ def _check(run: Run, out: Path, batch_size: int, force: bool) -> None:
         raise UsageError(f"{out} exists already: --force overwrites it")
 
 
-def _about(run: Run, best: bool) -> dict[str, Any]:
+def _about(run: Run, round_: int) -> dict[str, Any]:
     experiment = run.experiment
     return {
         "run": run.path.resolve().name,
         "method": experiment.method,
         "encoder": experiment.encoder,
-        "round": run.best_round if best else run.rounds_played,
+        "round": round_,
         "image_size": experiment.data.image_size,
         "fedu2": __version__,
     }
@@ -147,7 +148,7 @@ def _decode(batch: Sequence[Picture], size: int) -> Decoded:
 def _vectors(encoder: nn.Module, pixels: Tensor, normalize: bool) -> Tensor:
     if not len(pixels):
         return torch.zeros(0, int(encoder.features))  # type: ignore[arg-type]
-    features = extract(encoder, pixels, len(pixels)).cpu()
+    features = finite(extract(encoder, pixels, len(pixels))).cpu()
     return F.normalize(features, dim=1) if normalize else features
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedu2.data import ImageSet
 from fedu2.engine import Engine
-from fedu2.errors import DataError
+from fedu2.errors import DataError, TrainingError
 from fedu2.evaluation.options import FinetuneOptions
 from fedu2.federation.capture import WARM_UP, CapturedSteps
 from fedu2.federation.step import HalfWeights, backward
@@ -27,7 +27,7 @@ from fedu2.models.norm import use_fused
 from fedu2.seeds import derive, generator
 from fedu2.views import RECIPES, plain_view, training_views
 
-__all__ = ["finetune", "labelled_subset"]
+__all__ = ["finetune", "labelled_subset", "tell_of_few_labels"]
 
 log = logging.getLogger("fedu2")
 
@@ -43,11 +43,19 @@ def labelled_subset(labels: Tensor, fraction: float, seed: int) -> Tensor:
         members = (labels == label).nonzero().squeeze(1)
         order = torch.randperm(len(members), generator=generator("cpu", seed, "labels", label))
         chosen.append(members[order[: max(1, round(fraction * len(members)))]])
-    found = torch.cat(chosen).sort().values
-    if fraction * len(labels) < len(chosen):
-        share = f"{100 * fraction:g} % of {len(labels)} images"
-        log.warning("%s is less than one for each of %d classes: %d are labelled", share, len(chosen), len(found))
-    return found
+    return torch.cat(chosen).sort().values
+
+
+def tell_of_few_labels(labels: Tensor, fractions: Sequence[float]) -> None:
+    """Log shares that are less than one image of some class, of which one is labelled all the same."""
+    counts = labels.cpu().bincount()
+    sizes = counts[counts > 0].tolist()
+    for fraction in fractions:
+        small = sum(round(fraction * size) == 0 for size in sizes)
+        if small:
+            labelled = sum(max(1, round(fraction * size)) for size in sizes)
+            share = f"{100 * fraction:g} % of {len(labels)} images"
+            log.warning("%s is less than one of each class (of %d): %d are labelled", share, small, labelled)
 
 
 def finetune(
@@ -134,9 +142,11 @@ class _Trainer:
         """In percent, with batch norm in evaluation mode."""
         assert test.labels is not None
         network = self.model.module.eval()
-        guesses = [network(plain_view(part)).argmax(1) for part in test.images.split(batch_size)]
+        logits = torch.cat([network(plain_view(part)) for part in test.images.split(batch_size)])
         network.train()
-        return 100 * float((torch.cat(guesses) == test.labels).float().mean())
+        if not bool(logits.isfinite().all()):
+            raise TrainingError("fine-tuning diverged: lower finetune.classifier_lr, encoder_lr or scratch_lr")
+        return 100 * float((logits.argmax(1) == test.labels).float().mean())
 
     def _optimizer(self, encoder_lr: float) -> torch.optim.Optimizer:
         """SGD with two learning rates, on two stretches of the model's vector."""

@@ -15,7 +15,7 @@ from fedu2.errors import DataError
 from fedu2.evaluation.finetune import finetune, labelled_subset
 from fedu2.evaluation.knn import knn_accuracy
 from fedu2.evaluation.linear import Labelled, linear_probe
-from fedu2.evaluation.monitor import extract
+from fedu2.evaluation.monitor import extract, finite
 from fedu2.evaluation.options import Protocols
 from fedu2.registry import Registry
 
@@ -43,7 +43,7 @@ class Candidate:
     """An encoder before its judges, with labelled images on its device."""
 
     encoder: nn.Module
-    untrained: Callable[[], nn.Module]  # the same architecture, freshly initialised
+    untrained: Callable[[int], nn.Module]  # the same architecture, freshly initialised from a seed
     train: ImageSet
     test: ImageSet
     engine: Engine
@@ -54,7 +54,7 @@ class Candidate:
 
     def features(self) -> tuple[Labelled, Labelled]:
         """Of training and test images."""
-        train, test = (Labelled(extract(self.encoder, s.images), _labels(s)) for s in (self.train, self.test))
+        train, test = (Labelled(finite(extract(self.encoder, s.images)), _labels(s)) for s in (self.train, self.test))
         return train, test
 
 
@@ -93,7 +93,7 @@ def _linear(candidate: Candidate, options: Protocols, seeds: Sequence[int]) -> M
 @protocols.register("finetune")
 def _finetune(candidate: Candidate, options: Protocols, seeds: Sequence[int]) -> Mapping[str, Score]:
     """Encoder and classifier trained on a share of the labels; the seed draws the images, too."""
-    return _with_few_labels("finetune", candidate, options, seeds, lambda: candidate.encoder, None)
+    return _with_few_labels("finetune", candidate, options, seeds, lambda seed: candidate.encoder, None)
 
 
 @protocols.register("supervised")
@@ -108,7 +108,7 @@ def _with_few_labels(
     candidate: Candidate,
     options: Protocols,
     seeds: Sequence[int],
-    encoder: Callable[[], nn.Module],
+    encoder: Callable[[int], nn.Module],
     encoder_lr: float | None,
 ) -> dict[str, Score]:
     scores = {}
@@ -117,13 +117,15 @@ def _with_few_labels(
         values = []
         for seed in seeds:
             few = candidate.train.subset(labelled_subset(labels, fraction, seed))
-            network, judges = encoder(), (candidate.test, candidate.classes, chosen, candidate.engine, seed)
+            network, judges = encoder(seed), (candidate.test, candidate.classes, chosen, candidate.engine, seed)
             values.append(finetune(network, few, *judges, encoder_lr))
         scores[f"{name} {100 * fraction:g} %"] = Score(tuple(values))
     return scores
 
 
 def _labels(images: ImageSet) -> Tensor:
-    if images.labels is None or len(images) == 0:
+    if len(images) == 0:
+        raise DataError("no images are held out to judge by: there are too few, or the holdout is 0")
+    if images.labels is None:
         raise DataError("these images have no labels, without which an encoder cannot be judged")
     return images.labels

@@ -14,7 +14,7 @@ from fedu2.objectives import Objective
 from fedu2.seeds import generator
 from fedu2.views import plain_view, two_views, views_for
 
-__all__ = ["evaluate", "extract"]
+__all__ = ["evaluate", "extract", "finite"]
 
 PROBES = 2048  # images on which rank, alignment and uniformity are measured
 
@@ -35,11 +35,11 @@ def evaluate(learner: Objective, dataset: Dataset, experiment: Experiment) -> di
     options = experiment.evaluation
     test = dataset.test
     held_out = test if len(test) > 1 else dataset.train  # rank and uniformity need more than one image
-    features = _finite(extract(learner.encoder, held_out.images, options.batch_size))
+    features = finite(extract(learner.encoder, held_out.images, options.batch_size))
     measured: dict[str, float] = {}
     if dataset.train.labels is not None and test.labels is not None and len(test) > 0:
         queries = features if held_out is test else extract(learner.encoder, test.images, options.batch_size)
-        bank = _finite(extract(learner.encoder, dataset.train.images, options.batch_size))
+        bank = finite(extract(learner.encoder, dataset.train.images, options.batch_size))
         measured["knn"] = knn_accuracy(queries, test.labels, bank, dataset.train.labels, options.k, options.temperature)
 
     probes = held_out.images[:PROBES]
@@ -50,7 +50,7 @@ def evaluate(learner: Objective, dataset: Dataset, experiment: Experiment) -> di
     pairs = [two_views(part, recipes, noise) for part in probes.split(options.batch_size)]
     first = torch.cat([learner.encoder(view1).float() for view1, _ in pairs])
     second = torch.cat([learner.encoder(view2).float() for _, view2 in pairs])
-    projections = _finite(learner.projector(features[:PROBES]).float())
+    projections = finite(learner.projector(features[:PROBES]).float())
     learner.train(training)
     measured["effective_rank"] = effective_rank(features[:PROBES])
     measured["projector_rank"] = effective_rank(projections)
@@ -59,7 +59,10 @@ def evaluate(learner: Objective, dataset: Dataset, experiment: Experiment) -> di
     return measured
 
 
-def _finite(features: Tensor) -> Tensor:
+def finite(features: Tensor) -> Tensor:
+    """The features, which must be numbers."""
     if not bool(features.isfinite().all()):
-        raise TrainingError("the global model gives features that are not finite: lower optimizer.lr or eua.server_lr")
+        raise TrainingError(
+            "the encoder gives features that are not finite: lower optimizer.lr or eua.server_lr, and train anew"
+        )
     return features

@@ -17,7 +17,8 @@ __all__ = ["PREPARE", "model_card"]
 PREPARE = """import numpy as np
 from PIL import Image, ImageOps
 
-picture = ImageOps.fit(Image.open("picture.png").convert("RGB"), ({size}, {size}), Image.Resampling.BICUBIC)
+picture = ImageOps.exif_transpose(Image.open("picture.png")).convert("RGB")
+picture = ImageOps.fit(picture, ({size}, {size}), Image.Resampling.BICUBIC)
 images = np.asarray(picture, np.float32).transpose(2, 0, 1)[None] / 255  # (1, 3, {size}, {size}) in [0, 1]
 """
 
@@ -43,7 +44,7 @@ Maps RGB images of {size}×{size} pixels to vectors of {features} numbers. Train
 ## Use
 
 `images` are float32, (N, 3, {size}, {size}), RGB in [0, 1]; normalisation is part of the network.
-To make one of a picture:
+To make one of a picture (a transparent one, or one with 16 bits a channel, must be made plain RGB first):
 
 ```python
 {prepare}```

@@ -8,7 +8,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from io import StringIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -92,7 +92,9 @@ features = encoder(torch.from_numpy(images))
 """
 
     def write(self, network: Network, folder: Path, facts: Facts) -> None:
-        torch.export.save(network.program, folder / "encoder.pt2")
+        file = BytesIO()  # on a full disk torch's own writer would end the process
+        torch.export.save(network.program, file)
+        (folder / "encoder.pt2").write_bytes(file.getvalue())
 
     def load(self, folder: Path) -> Loaded:
         return torch.export.load(folder / "encoder.pt2").module()

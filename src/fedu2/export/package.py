@@ -34,6 +34,7 @@ __all__ = ["export"]
 log = logging.getLogger("fedu2")
 
 KIND = "fedu2 encoder"  # by which an export is known
+OURS = {"config.json", "README.md", "encoder.py", "encoder.safetensors", "encoder.onnx", "encoder.pt2"}
 BATCHES = (1, 5, 26)  # images on which a written network is compared with the encoder
 TOLERANCE = 1e-4
 
@@ -51,7 +52,7 @@ def export(
     out: the folder, by default `export` inside the run.  force: replace an earlier export.  Each format is read back
     and compared with the encoder; nothing is left behind if one differs.
     """
-    out = user_path(out) if out is not None else run.path / "export"
+    out = (user_path(out) if out is not None else run.path / "export").absolute()
     if not RunDirectory(run.path).begun():
         raise UsageError(f"{run.path} holds no run")
     experiment, chosen = run.experiment, {name: known[name] for name in formats}
@@ -61,12 +62,13 @@ def export(
         format_.check(experiment.encoder)
     _check_place(out, force)
 
-    encoder = run.encoder("cpu", best=best)
+    learner, round_ = run.model("cpu", best=best)
+    encoder = learner.encoder
     network = network_of(encoder, experiment)
     images = _real_images(experiment)
     expected = extract(encoder, images)
-    facts = _facts(run, network, expected.shape[1], best)
-    with _in_place_of(out) as draft:
+    facts = _facts(run, network, expected.shape[1], round_, best)
+    with _in_place_of(out, force) as draft:
         (draft / "config.json").write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         for name, format_ in chosen.items():
             format_.write(network, draft, facts)
@@ -75,7 +77,7 @@ def export(
     return out
 
 
-def _facts(run: Run, network: Network, features: int, best: bool) -> dict[str, Any]:
+def _facts(run: Run, network: Network, features: int, round_: int, best: bool) -> dict[str, Any]:
     """What config.json tells: how to use the network and where it comes from; no paths, no names of sites."""
     experiment = run.experiment
     return {
@@ -91,7 +93,7 @@ def _facts(run: Run, network: Network, features: int, best: bool) -> dict[str, A
         "aggregator": experiment.aggregator,
         "dataset": experiment.dataset,
         "clients": experiment.clients,
-        "round": run.best_round if best else run.rounds_played,
+        "round": round_,
         "best": best,
         "fedu2": __version__,
     }
@@ -140,6 +142,8 @@ def _check_place(out: Path, force: bool) -> None:
         return
     if not _is_export(out):
         raise UsageError(f"{out} is not empty and holds no export: choose another --out")
+    if others := sorted({path.name for path in out.iterdir()} - OURS):
+        raise UsageError(f"{out} holds more than an export ({others[0]}): choose another --out")
     if not force:
         raise UsageError(f"{out} holds an export already: --force replaces it, or choose another --out")
 
@@ -152,7 +156,7 @@ def _is_export(folder: Path) -> bool:
 
 
 @contextmanager
-def _in_place_of(out: Path) -> Iterator[Path]:
+def _in_place_of(out: Path, force: bool) -> Iterator[Path]:
     """A folder beside `out` that takes its place when the block succeeds, and vanishes when it fails."""
     missing = [parent for parent in out.parents if not parent.exists()]
     draft, old = (out.with_name(f".{out.name}.{uuid.uuid4().hex}") for _ in range(2))
@@ -165,6 +169,7 @@ def _in_place_of(out: Path) -> Iterator[Path]:
         for path in (*draft.iterdir(), draft):
             flush(path)
         if out.exists():
+            _check_place(out, force)  # another process may have been quicker
             out.rename(old)
         draft.rename(out)
     finally:

@@ -23,6 +23,7 @@ PYPROJECT = """# A federation of sites: {title}.
 name = "{name}"
 version = "1.0.0"
 description = "{title} over Flower"
+license = "Apache-2.0"
 requires-python = ">=3.11"
 dependencies = ["fedu2[flower]=={version}"]
 
@@ -45,9 +46,16 @@ clientapp = "{package}.client_app:app"
 {config}
 """
 
+# Flower looks for an assignment; a name that is only imported it does not see.
+COMPONENT = """from fedu2.federation.flower import {name}
+
+app = {name}.app
+"""
+
 README = """# {title} over Flower
 
-Written by fedu2 {version}. `pyproject.toml` has the experiment; the run goes to `{out}`. If it is interrupted, the same `flwr run` goes on with it.
+Written by fedu2 {version}. `pyproject.toml` has the experiment; the run goes to `{out}`.
+If it is interrupted, the same `flwr run` goes on with it.
 
 ## Try it here, without a network
 
@@ -71,7 +79,8 @@ At the server, once:
 At the server:
 
     flower-superlink --host 0.0.0.0 --port 8000 --ssl-ca-certfile keys/ca.crt --ssl-certfile keys/server.pem \\
-        --ssl-keyfile keys/server.key --enable-supernode-auth --disable-runtime-dependency-installation --database state.db
+        --ssl-keyfile keys/server.key --enable-supernode-auth --disable-runtime-dependency-installation \\
+        --database state.db
 
 In `~/.flwr/config.toml`:
 
@@ -116,8 +125,8 @@ def write_app(folder: Path, experiment: Experiment, out: Path | None = None) -> 
     files = {
         "README.md": README.format(**told),
         f"{PACKAGE}/__init__.py": '"""What Flower starts, at the server and at the sites."""\n',
-        f"{PACKAGE}/server_app.py": "from fedu2.federation.flower.server_app import app  # noqa: F401\n",
-        f"{PACKAGE}/client_app.py": "from fedu2.federation.flower.client_app import app  # noqa: F401\n",
+        f"{PACKAGE}/server_app.py": COMPONENT.format(name="server_app"),
+        f"{PACKAGE}/client_app.py": COMPONENT.format(name="client_app"),
         "pyproject.toml": PYPROJECT.format(**told),
     }
     for name, text in files.items():
@@ -126,7 +135,7 @@ def write_app(folder: Path, experiment: Experiment, out: Path | None = None) -> 
 
 
 def app_config(experiment: Experiment) -> dict[str, Any]:
-    """The keys that Flower's configuration can hold: words, numbers and truth values; lists as text, nothing for None."""
+    """What Flower's configuration can hold: words, numbers and truth values; lists go as text, None is left out."""
     usual = Experiment.parse({"dataset": experiment.dataset}).flat()
     always = ("method", "objective", "dataset", "clients", "rounds", "local_epochs", "batch_size", "encoder", "seed")
     chosen = {k: v for k, v in experiment.flat().items() if v is not None and (k in always or v != usual[k])}
