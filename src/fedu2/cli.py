@@ -16,6 +16,7 @@ from rich.console import Console
 
 from fedu2._version import __version__
 from fedu2.errors import FedU2Error
+from fedu2.federation.flower.cli import app as flower
 from fedu2.paper.cli import app as paper
 
 __all__ = ["main"]
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 
 app.add_typer(paper, name="paper")
+app.add_typer(flower, name="flower")
 
 Assignments = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings, such as method=fedu2 clients=10")

@@ -26,7 +26,7 @@ from fedu2.parsing import choices, fields, leaves
 from fedu2.run import Run, train
 from fedu2.rundir import RunDirectory, open_ended
 
-__all__ = ["examine", "judge_run", "list_datasets", "list_keys", "list_methods", "run_training"]
+__all__ = ["examine", "experiment_from", "judge_run", "list_datasets", "list_keys", "list_methods", "run_training"]
 
 
 def run_training(
@@ -42,7 +42,7 @@ def run_training(
     """`fedu2 train`."""
     if resume and out is None:
         out = RunDirectory.newest()
-    experiment = _experiment(settings, config, out if resume else None)
+    experiment = experiment_from(settings, config, out if resume else None)
     if compare and plain_fedavg(experiment) is None:
         what = f"{title_of(experiment)}, aggregator={experiment.aggregator}"
         raise UsageError(f"--compare has nothing to compare {what} with: it is plain FedAvg, or there is none for it")
@@ -67,7 +67,7 @@ def run_training(
     _next_steps(console, run, plain is not None, report)
 
 
-def _experiment(settings: Sequence[str], config: Path | None, resumed: Path | None) -> Experiment:
+def experiment_from(settings: Sequence[str], config: Path | None, resumed: Path | None = None) -> Experiment:
     """From a file, or from the run that goes on, or from the defaults; settings are laid over it."""
     if config is None and resumed is not None and (resumed / "config.yaml").exists():
         config = resumed / "config.yaml"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,7 +36,7 @@ class _Lines(Callback):
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """`flwr run`: train, or go on with what is in `out`."""
-    log.setLevel(logging.INFO)
+    _speak()
     settings = dict(context.run_config)
     out = settings.pop("out", None)
     if not out:
@@ -43,6 +44,15 @@ def main(grid: Grid, context: Context) -> None:
     experiment = experiment_of(settings)
     run = serve(grid, experiment, str(out), callbacks=[_Lines(experiment.rounds)])
     log.info("finished: %s", run.path)
+
+
+def _speak() -> None:
+    """Our log on standard output, which Flower keeps and `flwr log` shows."""
+    log.setLevel(logging.INFO)
+    if not log.handlers:
+        handler = logging.StreamHandler(sys.stdout)
+        handler.setFormatter(logging.Formatter("fedu2: %(message)s"))
+        log.addHandler(handler)
 
 
 def experiment_of(settings: Mapping[str, Any]) -> Experiment:

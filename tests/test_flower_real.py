@@ -1,0 +1,81 @@
+"""A federation in real processes on loopback: a SuperLink, three SuperNodes, TLS and node keys."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+import fedu2
+from fedu2.experiment import Experiment
+from fedu2.federation.flower.deployment import Deployment
+from fedu2.federation.flower.init import write_app
+
+SITES = 3
+
+
+class _Enough(Exception):  # noqa: N818 (a listener that has heard what it waited for)
+    pass
+
+
+def _server_apps(folder: Path) -> list[int]:
+    """The processes of ServerApps that this deployment started."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes().decode(errors="replace")
+            surroundings = (entry / "environ").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if "flwr-serverapp" in command and str(folder) in surroundings:
+            found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.slow
+def test_rounds_parity_a_killed_server_and_a_killed_site(micro: Experiment, tmp_path: Path) -> None:
+    experiment = micro.with_(clients=SITES, flower__server_data="sample", evaluation__every=0)
+    local = fedu2.train(experiment.with_(rounds=2), tmp_path / "local")
+    twice = write_app(tmp_path / "twice", experiment.with_(rounds=2), tmp_path / "run")
+    longer = write_app(
+        tmp_path / "longer", experiment.with_(rounds=4, method="fedema", flower__timeout=40.0), tmp_path / "longer-run"
+    )
+    nodes = [{"partition-id": k, "memory": str(tmp_path / f"memory-{k}")} for k in range(SITES)]
+    heard: list[str] = []
+    with Deployment(tmp_path / "deployment", nodes, environment={"OMP_NUM_THREADS": "1"}) as deployment:
+        assert deployment.run(twice, {}, heard.append, timeout=200).completed, "\n".join(heard)
+        over = fedu2.Run(tmp_path / "run")
+        ours, theirs = over.learner().state_dict(), local.learner().state_dict()
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+        assert over.summary["knn"] == local.summary["knn"]
+
+        def kill_the_server(line: str) -> None:
+            heard.append(line)
+            if "fedu2: round 1/4" in line:
+                for pid in _server_apps(tmp_path / "deployment"):
+                    os.kill(pid, signal.SIGKILL)
+                raise _Enough
+
+        with pytest.raises(_Enough):
+            deployment.run(longer, {}, kill_the_server, timeout=200)
+        assert fedu2.Run(tmp_path / "longer-run").rounds_played == 1
+
+        def kill_a_site(line: str) -> None:
+            heard.append(line)
+            if "fedu2: round 2/4" in line:
+                deployment.kill_node(2)
+
+        assert deployment.run(longer, {}, kill_a_site, timeout=300).completed, "\n".join(heard)
+    resumed = fedu2.Run(tmp_path / "longer-run")
+    assert resumed.finished
+    assert [line["round"] for line in resumed.history] == [0, 1, 2, 3, 4]
+    assert resumed.history[2]["clients"] == [0, 1, 2]
+    assert "2" in resumed.history[3]["left_out"]
+    assert resumed.history[3]["clients"] == [0, 1]
+    assert not _server_apps(tmp_path / "deployment")
+    assert any("client 2 is left out of round 3" in line for line in heard)
