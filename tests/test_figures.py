@@ -468,3 +468,42 @@ def test_the_figure_in_the_guide_is_drawn(runs: dict[str, fedu2.Run], monkeypatc
     assert len(axes.lines) == 2
     with pytest.raises(ValueError, match="built in"):
         figures.register("curves")(lambda subjects: None)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"round": "4", "loss": 2},
+        {"round": -5, "clients": [0, 1, 2], "eua.weights": [1, 1, 1], "eua.rates": [1, 1, 1]},
+        {"round": 3, "clients": [0, 1, 99], "eua.weights": [1, 1, 1], "eua.rates": [1, 1, 1]},
+        {"round": 3, "clients": [0, 1, 2], "eua.weights": [1, 1], "eua.rates": [1]},
+        {"round": 3, "eua.weights": [1, 1, 1]},
+        {"round": 3, "clients": "all", "eua.weights": None},
+    ],
+)
+def test_damaged_lines_are_passed_over(run: fedu2.Run, line: dict) -> None:
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    assert set(drawings([run], ["curves", "eua"])) == {"curves", "eua"}
+
+
+def test_names_are_shown_as_they_are(
+    runs: dict[str, fedu2.Run], tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    names = ["$^{_}$ %s {0}", "x" * 200, "病院"]
+    drawn = drawings([runs["fedu2"]] * 3, ["curves"], labels=names)["curves"]
+    save(drawn, tmp_path / "curves.png")
+    (words,) = [legend.get_texts() for legend in drawn.figure.legends]
+    shown = [text.get_text() for text in words]
+    assert shown[0] == r"\$^{_}\$ %s {0}"
+    assert len(shown[1]) < 40
+    assert not [warning for warning in recwarn if "Glyph" in str(warning.message)]
+
+
+def test_runs_of_one_directory_name_are_told_apart(runs: dict[str, fedu2.Run], tmp_path: Path) -> None:
+    for place in ("one", "two"):
+        shutil.copytree(runs["fedu2"].path, tmp_path / place / "a")
+    assert labels_of([fedu2.Run(tmp_path / place / "a") for place in ("one", "two")]) == [
+        "FedU²-BYOL (one/a)",
+        "FedU²-BYOL (two/a)",
+    ]

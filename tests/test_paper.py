@@ -11,6 +11,7 @@ import pytest
 
 from fedu2.cli import main
 from fedu2.errors import DataError, TrainingError, UsageError
+from fedu2.evaluate import assess, evaluate, kept, parse_protocols
 from fedu2.experiment import Experiment
 from fedu2.federation.deadline import Deadline
 from fedu2.paper import cli, plan
@@ -106,7 +107,7 @@ def test_ablations_and_sweeps_change_one_thing() -> None:
 
 
 def test_the_command_line_knows_what_the_plan_has() -> None:
-    assert set(cli.EXHIBITS) | set(cli.SWEEPS) == set(exhibits)
+    assert {*cli.EXHIBITS, *cli.SWEEPS, *cli.PICTURES} == set(exhibits)
 
 
 def test_cells_are_chosen_by_name_setting_or_row() -> None:
@@ -153,11 +154,11 @@ def test_a_figure_changed_by_hand_is_refused(place: Path, micro_table: Exhibit) 
 
 def test_the_record_of_another_configuration_is_refused(place: Path) -> None:
     other = _cell("one", local_epochs=7)
-    with pytest.raises(DataError, match="another configuration than micro/one"):
+    with pytest.raises(DataError, match="a record of something else than micro/one"):
         list(records_of(other, place / "results"))
     moved = Cell("micro", "two", "TWO", CELLS[0].values)  # right settings, wrong name
     shutil.copy(path_of(CELLS[0], 0, place / "results"), path_of(CELLS[1], 0, place / "results"))
-    with pytest.raises(DataError, match="another configuration"):
+    with pytest.raises(DataError, match="something else"):
         list(records_of(moved, place / "results"))
 
 
@@ -194,7 +195,73 @@ def test_the_commit_is_that_of_the_checkout() -> None:
     assert found == "" or len(found.rstrip("+")) == 40
 
 
+@pytest.mark.parametrize("name", ["seed-1.json", "seed-0-backup.json"])
+def test_a_copy_is_no_further_seed(place: Path, micro_table: Exhibit, name: str) -> None:
+    path = path_of(CELLS[0], 0, place / "results")
+    shutil.copy(path, path.with_name(name))
+    sheet = sheets("micro", micro_table, place / "results")[0]
+    assert sheet.rows[0][-1] == ""
+    assert "something else" in sheet.remarks[0]
+
+
+def test_knn_of_training_with_other_settings_is_not_the_papers(place: Path) -> None:
+    record = read(path_of(CELLS[0], 0, place / "results"))
+    assert record.score("knn") is not None
+    assert _with(record, evaluation=[]).score("knn") is None  # though the history has one
+
+
+def test_a_measurement_changed_by_hand_makes_no_record(place: Path) -> None:
+    campaign = Campaign(place / "runs", place / "results")
+    file = campaign.run_of(CELLS[0], 0).path / "evaluation.json"
+    file.write_text(file.read_text().replace('"mean": ', '"mean": 9'))
+    with pytest.raises(DataError, match="was changed after it was measured"):
+        write(place / "x.json", CELLS[0], campaign.run_of(CELLS[0], 0), "", {})
+    assert not (place / "x.json").exists()
+
+
 # Campaigns
+
+
+def test_measurements_with_other_settings_do_not_count_as_done(place: Path) -> None:
+    campaign = Campaign(place / "runs", place / "results", protocols=("linear",), protocol_seeds=1)
+    evaluate(campaign.run_of(CELLS[0], 0), ["linear"], parse_protocols(["linear.epochs=1"]), seeds=1)
+    assert not campaign.complete(read(path_of(CELLS[0], 0, place / "results")))
+    (record,) = campaign.play(CELLS[:1], [0], Deadline(None), lambda *_: [])
+    assert campaign.complete(record)
+    assert record.score("linear") is not None
+
+
+def test_the_record_of_another_cell_is_not_taken_for_done_nor_replaced(place: Path) -> None:
+    wrong = path_of(CELLS[1], 0, place / "results")
+    shutil.copy(path_of(CELLS[0], 0, place / "results"), wrong)
+    before = wrong.read_text()
+    campaign = Campaign(place / "runs", place / "results", protocols=("linear",))
+    with pytest.raises(DataError, match="something else than micro/two"):
+        list(campaign.play(CELLS[1:], [0], Deadline(None), lambda *_: []))
+    assert wrong.read_text() == before
+
+
+def test_a_slice_that_is_over_begins_no_other_cell(tmp_path: Path) -> None:
+    campaign = Campaign(tmp_path / "runs", tmp_path / "results", protocols=())
+    played = list(campaign.play([_cell("one", rounds=1), CELLS[1]], [0], Deadline(0.0), lambda *_: []))
+    assert [record.cell for record in played] == ["micro/one"]
+
+
+def test_fine_tuning_goes_on_with_the_share_that_is_missing(place: Path) -> None:
+    campaign = Campaign(place / "runs", place / "results")
+    run = campaign.run_of(CELLS[0], 0)
+    options = parse_protocols(["finetune.epochs=1", "finetune.fractions=[0.01, 0.1]"])
+    first = assess(run, ["finetune"], options, seeds=1, enough=lambda: True)
+    assert list(first.scores) == ["finetune 1 %"]
+    second = assess(run, ["finetune"], options, seeds=1, skip=list(first.scores))
+    assert list(second.scores) == ["finetune 10 %"]
+    kept_now = [e for e in kept(run) if e["protocol"].startswith("finetune")]
+    assert [e["options"]["finetune"]["fractions"] for e in kept_now] == [[0.01, 0.1]] * 2
+
+
+def test_unknown_protocols_are_told_before_training(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="unknown protocol 'nosuch'"):
+        Campaign(tmp_path, tmp_path, protocols=("nosuch",))
 
 
 def test_a_campaign_in_slices_of_time(place: Path, tmp_path: Path) -> None:
@@ -231,7 +298,7 @@ def test_complete_records_are_left_alone(place: Path) -> None:
     shutil.rmtree(place / "runs")
     campaign = Campaign(place / "runs", place / "results", protocols=("knn",))
     assert len(list(campaign.play(CELLS, [0], Deadline(None), lambda *_: []))) == 2
-    assert not (place / "runs").exists()
+    assert not list((place / "runs").iterdir())
 
 
 @pytest.mark.parametrize("setting", ["rounds=3", "seed=1", "fur.weight=0", "method=fedbyol"])
@@ -265,9 +332,9 @@ def test_seeds_are_averaged_and_other_measurements_left_out(place: Path) -> None
     entry = record.content["evaluation"][0]
 
     def scored(**changes: Any) -> Record:
-        return _with(record, evaluation=[{**entry, "protocol": "linear", "mean": 50.0, **changes}])
+        return _with(record, evaluation=[{**entry, "protocol": "linear", "values": [50.0], **changes}])
 
-    assert measured([scored(), scored(mean=54.0)], "linear").values == (50.0, 54.0)
+    assert measured([scored(), scored(values=[52.0, 56.0])], "linear").values == (50.0, 54.0)
     assert measured([scored(encoder="best")], "linear").values == ()
     assert measured([scored(round=1)], "linear").values == ()
     assert measured([scored(data="/my/folder")], "linear").values == ()
@@ -339,7 +406,7 @@ def test_seeds_are_written_in_a_row(text: str, seeds: list[int]) -> None:
     assert parse_seeds(text) == seeds
 
 
-@pytest.mark.parametrize("text", ["", "a", "3-1", "1,,2", "-1"])
+@pytest.mark.parametrize("text", ["", "a", "3-1", "1,,2", "-1", "0-9999999999"])
 def test_seeds_that_are_none(text: str) -> None:
     with pytest.raises(UsageError, match="--seeds"):
         parse_seeds(text)

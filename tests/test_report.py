@@ -294,8 +294,10 @@ def test_the_server_gives_the_page_and_its_data_alone(serving: Callable[..., Rep
     status, data = ask(server, "/data.json")
     assert status == 200
     assert [point[1] for point in json.loads(data)["runs"][0]["series"]["knn"]] == [20, 22, 24, 26, 28]
-    for path in ("/config.yaml", "/../run/config.yaml", "/data.json?x=1", f"{tmp_path}/run/config.yaml"):
+    for path in ("/config.yaml", "/../run/config.yaml", f"{tmp_path}/run/config.yaml"):
         assert ask(server, path)[0] == 404
+    assert ask(server, "/?x=1")[0] == 200  # as after a reload with a query
+    assert ask(server, host=f"LOCALHOST:{server.server_port}")[0] == 200
     for method in ("POST", "PUT", "DELETE", "HEAD"):
         assert ask(server, method=method)[0] == 501
 

@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from fedu2.errors import DataError, UsageError
 from fedu2.evaluation.finetune import tell_of_few_labels
 from fedu2.evaluation.judge import Candidate, Score, judge, protocols
 from fedu2.evaluation.options import Protocols
-from fedu2.files import user_path, write_atomically
+from fedu2.files import digest_of, user_path, write_atomically
 from fedu2.methods import build
 from fedu2.options import DataOptions
 from fedu2.run import Run, environment
@@ -73,12 +73,16 @@ def assess(
     data: str | Path | None = None,
     holdout: float | None = None,
     device: str = "auto",
+    skip: Collection[str] = (),
+    enough: Callable[[], bool] = lambda: False,
 ) -> Verdict:
     """Judge the global encoder of the run's last checkpoint, of its best round, or as it was before training.
 
     data: a folder with one sub-folder a class, in place of the run's own images; `holdout` of each class (by default as
     in the run, or a tenth) are the test images.  The scores are also kept in the run's evaluation.json, those of other
     encoders, images and settings beside them.
+
+    skip: scores that are not wanted, such as "finetune 1 %".  enough: asked after every score; true ends it early.
     """
     for name in names:
         protocols[name]  # an unknown one explains itself before anything is computed
@@ -110,14 +114,29 @@ def assess(
         "environment": environment(engine),
     }
     scores: dict[str, Score] = {}
-    for name in names:  # each is kept as soon as it is there
+    for name, part in _parts(names, options, skip):  # each score is kept as soon as it is there
+        if scores and enough():
+            break
         began = time.perf_counter()
-        found = judge(candidate, [name], options, range(seeds))
+        found = judge(candidate, [name], part, range(seeds))
         taken = {"seconds": (time.perf_counter() - began) / len(found)}
         _keep(run, [{**entry, "protocol": key, **_figures(found[key]), **taken} for key in found])
         scores |= found
     where = str(data) if data is not None else experiment.dataset
     return Verdict(scores, kind, round_, where, len(dataset.train), len(dataset.test))
+
+
+def _parts(names: Sequence[str], options: Protocols, skip: Collection[str]) -> Iterator[tuple[str, Protocols]]:
+    """Protocols one score at a time: those with few labels have one for every share."""
+    for name in names:
+        if name not in ("finetune", "supervised"):
+            if name not in skip:
+                yield name, options
+            continue
+        for fraction in options.finetune.fractions:
+            if f"{name} {100 * fraction:g} %" not in skip:
+                single = options.finetune.model_copy(update={"fractions": (fraction,)})
+                yield name, options.model_copy(update={"finetune": single})
 
 
 def _trained(run: Run, place: torch.device, best: bool) -> tuple[nn.Module, int]:
@@ -164,4 +183,5 @@ def _keep(run: Run, entries: list[dict[str, Any]]) -> None:
     with (run.path / ".evaluation.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another evaluation may be about to add its own
         others = [entry for entry in kept(run) if key(entry) not in anew]
-        write_atomically(run.path / FILE, json.dumps([*others, *entries], indent=1) + "\n")
+        sealed = [{**entry, "digest": digest_of(entry)} for entry in entries]
+        write_atomically(run.path / FILE, json.dumps([*others, *sealed], indent=1) + "\n")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-__all__ = ["atomic_file", "flush", "user_path", "write_atomically"]
+__all__ = ["atomic_file", "digest_of", "flush", "user_path", "write_atomically"]
 
 
 def user_path(text: str | Path) -> Path:
@@ -33,6 +36,11 @@ def atomic_file(target: Path) -> Iterator[Path]:
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def digest_of(content: Mapping[str, Any]) -> str:
+    """SHA-256 of what can be written as JSON, by which a change made by hand is noticed."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def write_atomically(target: Path, text: str) -> None:

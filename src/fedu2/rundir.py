@@ -171,7 +171,7 @@ class RunDirectory:
         for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
             try:
                 record = json.loads(line)
-                records.append({"round": int(record["round"]), **record})
+                records.append({**record, "round": _round_number(record["round"])})
             except (ValueError, TypeError, KeyError, OverflowError):
                 log.warning("line %d of %s is damaged and left out", number, path)
         return records
@@ -194,6 +194,12 @@ class RunDirectory:
         if not path.exists():
             raise TrainingError(f"{path} does not exist; is {self.path} a finished run?")
         return path
+
+
+def _round_number(value: Any) -> int:
+    if isinstance(value, bool) or int(value) != float(value) or int(value) < 0:
+        raise ValueError("no round")
+    return int(value)
 
 
 def open_ended(experiment: Experiment) -> bool:

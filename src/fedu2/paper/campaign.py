@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from fedu2.engine import choose, choose_device
 from fedu2.errors import UsageError, did_you_mean
-from fedu2.evaluate import evaluate, kept
+from fedu2.evaluate import assess, kept
+from fedu2.evaluation.judge import protocols
+from fedu2.evaluation.options import Protocols
 from fedu2.experiment import Experiment
 from fedu2.federation.callbacks import Callback
 from fedu2.federation.deadline import Deadline
 from fedu2.paper.plan import Cell
-from fedu2.paper.records import FREE, Record, path_of, read, write
+from fedu2.paper.records import FREE, Record, existing, papers_own, path_of, write
 from fedu2.run import Run, environment, train
 
 __all__ = ["Campaign", "choose_cells"]
 
+SHARES = [f"{100 * fraction:g} %" for fraction in Protocols().finetune.fractions]
+# The scores that each protocol comes to.
+SCORES: dict[str, set[str]] = {
+    "knn": {"knn"},
+    "linear": {"linear"},
+    "finetune": {f"finetune {share}" for share in SHARES},
+    "supervised": {f"supervised {share}" for share in SHARES},
+}
 # After other work a protocol is begun only if this share of the time limit is left; the next slice begins with it.
 ENOUGH = 0.3
 
@@ -53,6 +65,8 @@ class Campaign:
             key = setting.partition("=")[0]
             if not key.startswith(FREE) or key == "seed":
                 raise UsageError(f"{setting} would change the result: a cell of the paper is a fixed configuration")
+        for name in self.protocols:
+            protocols[name]  # an unknown one explains itself before anything is trained
 
     def play(
         self,
@@ -62,19 +76,23 @@ class Campaign:
         watch: Callable[[Cell, int], Sequence[Callback]],
     ) -> Iterator[Record]:
         """Run the cells one after another; records that are complete are left alone. Ends when time is up."""
+        self._check_places()
+        worked = False
         for seed in seeds:
             for cell in cells:
                 record = self.existing(cell, seed)
                 if record is None or not self.complete(record):
+                    if worked and deadline.left <= 0:
+                        return
                     record = self._advance(cell, seed, deadline, watch(cell, seed))
+                    worked = True
                 yield record
                 if not self.complete(record):
                     return
 
     def existing(self, cell: Cell, seed: int) -> Record | None:
         """The record of a cell, if there is one."""
-        path = path_of(cell, seed, self.results)
-        return read(path) if path.exists() else None
+        return existing(path_of(cell, seed, self.results), cell)
 
     def run_of(self, cell: Cell, seed: int) -> Run:
         """The directory in which a cell is trained."""
@@ -90,13 +108,15 @@ class Campaign:
             limit = None if deadline.seconds is None else deadline.left
             run = train(experiment, run.path, resume=begun, callbacks=watch, time_limit=limit)
         record = self._write(cell, run)
-        for name in self.protocols:
-            hurry = deadline.seconds is not None and deadline.left < ENOUGH * deadline.seconds
-            if not run.finished or (worked and hurry):
-                break
-            if not self._judged(kept(run), name):
-                worked = True
-                evaluate(run, [name], seeds=self.protocol_seeds, device=experiment.device)
+
+        def hurry() -> bool:
+            return deadline.seconds is not None and deadline.left < ENOUGH * deadline.seconds
+
+        if run.finished and not (worked and hurry()):
+            done = self._judged(kept(run), run.experiment.dataset, run.experiment.rounds)
+            if missing := [name for name in self.protocols if not SCORES[name] <= done]:
+                seeds, device = self.protocol_seeds, experiment.device
+                assess(run, missing, seeds=seeds, device=device, skip=done, enough=hurry)
                 record = self._write(cell, run)
         return record
 
@@ -114,9 +134,18 @@ class Campaign:
 
     def complete(self, record: Record) -> bool:
         """Trained to the end, and judged by all protocols."""
-        return record.finished and all(self._judged(record.content["evaluation"], name) for name in self.protocols)
+        done = self._judged(record.content["evaluation"], record.content["experiment"]["dataset"], record.rounds)
+        return record.finished and all(SCORES[name] <= done for name in self.protocols)
 
-    def _judged(self, entries: Sequence[dict[str, object]], protocol: str) -> bool:
-        """Whether a protocol has been measured, with at least as many seeds as asked for."""
-        enough = [e for e in entries if e["encoder"] == "last" and int(str(e["seeds"])) >= self.protocol_seeds]
-        return any(str(entry["protocol"]).split()[0] == protocol for entry in enough)
+    def _judged(self, entries: Sequence[Mapping[str, Any]], dataset: str, round_: int) -> set[str]:
+        """The scores that there are, as tables want them and with at least as many seeds as asked for."""
+        wanted = set().union(*SCORES.values())
+        found = {score: papers_own(entries, score, dataset, round_) for score in wanted}
+        return {score for score, fit in found.items() if any(e["seeds"] >= self.protocol_seeds for e in fit)}
+
+    def _check_places(self) -> None:
+        """That records can be written is worth knowing before anything is trained."""
+        for place in (self.results, self.runs):
+            place.mkdir(parents=True, exist_ok=True)
+            if not os.access(place, os.W_OK):
+                raise UsageError(f"cannot write to {place}")

@@ -16,7 +16,7 @@ from fedu2.federation.callbacks import Callback
 from fedu2.federation.deadline import Deadline
 from fedu2.paper.campaign import Campaign, choose_cells
 from fedu2.paper.plan import FIGURE_METHODS, PROTOCOLS, Cell, Series, exhibits
-from fedu2.paper.records import Record
+from fedu2.paper.records import Record, check_cell
 from fedu2.paper.tables import Sheet, markdown, measured, readable, sheets
 
 if TYPE_CHECKING:  # drawing is imported where something is drawn: cells are trained on machines without it
@@ -24,6 +24,9 @@ if TYPE_CHECKING:  # drawing is imported where something is drawn: cells are tra
     from fedu2.report.figures.sweep import Point
 
 __all__ = ["draw_methods", "draw_sweep", "list_exhibits", "parse_seeds", "run_cells", "show_exhibit"]
+
+
+MOST_SEEDS = 1000
 
 
 def list_exhibits(console: Console, name: str | None, results: Path) -> None:
@@ -82,10 +85,11 @@ def parse_seeds(text: str) -> list[int]:
     """`0,1,2` or `0-2`."""
     try:
         first, _, last = text.partition("-")
-        found = list(range(int(first), int(last) + 1)) if last else [int(part) for part in text.split(",")]
+        span = range(int(first), int(last) + 1) if last else range(0)
+        found = list(span[: MOST_SEEDS + 1]) if last else [int(part) for part in text.split(",")]
     except ValueError:
         found = []
-    if not found or min(found) < 0:
+    if not found or min(found) < 0 or len(found) > MOST_SEEDS:
         raise UsageError(f"--seeds {text}: write 0, or 0,1,2, or 0-2")
     return found
 
@@ -101,7 +105,7 @@ def _state(record: Record) -> str:
 def _grid(*columns: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", no_wrap=column in ("name", "cell"))
     return table
 
 
@@ -138,6 +142,8 @@ def draw_methods(console: Console, name: str, figure: str, runs: Path, seed: int
     if not begun:
         wanted = ", ".join(cell.row for cell in FIGURE_METHODS)
         raise UsageError(f"{runs} has no runs of {wanted}: train them with fedu2 paper run table2")
+    for cell, run in begun.items():
+        check_cell(cell, run.experiment)
     drawing = drawings(list(begun.values()), [figure], labels=[cell.title for cell in begun])[figure]
     _save(console, drawing, name, out)
 

@@ -201,6 +201,10 @@ exhibits.register("table1")(
     _table("table1", "Table 1: linear probe and fine-tuning, α = 0.1", ("linear", "finetune 1 %", "finetune 10 %"))
 )
 exhibits.register("table2")(_table("table2", "Table 2: nearest neighbours, K = 10", ("knn",)))
+for _number, _what in ((1, "spectrum"), (2, "sphere"), (3, "t-SNE")):
+    exhibits.register(f"figure{_number}")(
+        Exhibit(f"Figure {_number}: {_what} of four methods, from their runs", ("knn",), FIGURE_METHODS)
+    )
 exhibits.register("figure4")(_figure4())
 exhibits.register("figure5a")(_figure5("E"))
 exhibits.register("figure5b")(_figure5("K"))

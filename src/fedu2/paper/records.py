@@ -8,10 +8,10 @@ changed by hand is noticed, and its complete configuration, so that no run with 
 
 from __future__ import annotations
 
-import hashlib
 import json
+import statistics
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,16 @@ from fedu2.evaluate import kept
 from fedu2.evaluation.options import Protocols
 from fedu2.experiment import Experiment
 from fedu2.federation.play import summarise
-from fedu2.files import write_atomically
+from fedu2.files import digest_of, write_atomically
 from fedu2.methods import resolve
 from fedu2.paper.plan import Cell
 from fedu2.run import Run
 from fedu2.rundir import FREE_KEYS
 
-__all__ = ["Record", "commit", "read", "records_of", "write"]
+__all__ = ["Record", "check_cell", "commit", "existing", "papers_own", "path_of", "read", "records_of", "write"]
+
+Entry = Mapping[str, Any]
+"""A measurement of `fedu2 evaluate`."""
 
 FORMAT = 1
 PRIVATE = ("data.root",)  # says nothing about a result, and much about a machine
@@ -67,29 +70,27 @@ class Record:
         """Accuracy in percent of the last round's encoder, by a protocol with the paper's settings."""
         if not self.finished:
             return None
-        entry = self._entry(protocol)
-        if entry is not None:
-            return float(entry["mean"])
-        last = self.content["history"][-1]
-        return float(last["knn"]) if protocol == "knn" and "knn" in last else None
+        fitting = papers_own(self.content["evaluation"], protocol, self.content["experiment"]["dataset"], self.rounds)
+        most = max(fitting, key=lambda entry: int(entry["seeds"]), default=None)  # of several the one with most seeds
+        return None if most is None else statistics.fmean(most["values"])
 
     def seconds(self) -> float:
         """Of training, of judging between rounds, and of the protocols."""
         rounds = sum(r.get("seconds", 0.0) + r.get("evaluation_seconds", 0.0) for r in self.content["history"])
         return float(rounds + sum(entry.get("seconds", 0.0) for entry in self.content["evaluation"]))
 
-    def _entry(self, protocol: str) -> Mapping[str, Any] | None:
-        """The measurement with most seeds."""
-        wanted = {"protocol": protocol, "encoder": "last", "round": self.rounds}
-        wanted |= {"data": self.content["experiment"]["dataset"], "options": Protocols().model_dump(mode="json")}
-        fitting = [e for e in self.content["evaluation"] if all(e.get(key) == value for key, value in wanted.items())]
-        return max(fitting, key=lambda entry: int(entry["seeds"]), default=None)
+
+def papers_own(entries: Sequence[Entry], protocol: str, dataset: str, round_: int) -> list[Entry]:
+    """The measurements that tables may show: of the encoder after `round_`, on its data set, with default settings."""
+    wanted = {"protocol": protocol, "encoder": "last", "round": round_, "data": dataset}
+    wanted["options"] = Protocols().model_dump(mode="json")
+    return [entry for entry in entries if all(entry.get(key) == value for key, value in wanted.items())]
 
 
 def write(path: Path, cell: Cell, run: Run, commit: str, environment: Mapping[str, str]) -> Record:
     """The record of a run, finished or not; a record that is further along stays."""
     experiment = run.experiment
-    _check_cell(cell, experiment)
+    check_cell(cell, experiment)
     content: dict[str, Any] = {
         "format": FORMAT,
         "cell": cell.name,
@@ -98,14 +99,23 @@ def write(path: Path, cell: Cell, run: Run, commit: str, environment: Mapping[st
         "environment": dict(environment),
         "experiment": {key: value for key, value in experiment.flat().items() if key not in PRIVATE},
         "summary": _rounded(summarise(run.history)),
-        "evaluation": kept(run),
+        "evaluation": [_unsealed(entry, run) for entry in kept(run)],
         "history": [_rounded(record) for record in run.history],
     }
     record = Record(path, content)
-    if path.exists() and (before := read(path)).progress > record.progress and _fits(cell, before):
+    before = existing(path, cell)
+    if before is not None and before.progress > record.progress:
         return before
-    write_atomically(path, _text({**content, "digest": _digest(content)}))
+    write_atomically(path, _text({**content, "digest": digest_of(content)}))
     return record
+
+
+def _unsealed(entry: Mapping[str, Any], run: Run) -> dict[str, Any]:
+    """A measurement as `fedu2 evaluate` wrote it; one that was changed since makes no record."""
+    content = {key: value for key, value in entry.items() if key != "digest"}
+    if entry.get("digest") != digest_of(content):
+        raise DataError(f"a figure in {run.path / 'evaluation.json'} was changed after it was measured: measure anew")
+    return content
 
 
 def read(path: Path) -> Record:
@@ -113,7 +123,7 @@ def read(path: Path) -> Record:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         digest = content.pop("digest")
-        whole = content["format"] == FORMAT and digest == _digest(content)
+        whole = content["format"] == FORMAT and digest == digest_of(content)
     except (ValueError, KeyError, TypeError, AttributeError, OSError):
         whole = False
     if not whole:
@@ -121,12 +131,21 @@ def read(path: Path) -> Record:
     return Record(path, content)
 
 
+def existing(path: Path, cell: Cell) -> Record | None:
+    """The record at its place, if there is one; what is not of this cell, or of another seed, is refused."""
+    if not path.exists():
+        return None
+    record = read(path)
+    if not _fits(cell, record) or path.name != f"seed-{record.seed}.json":
+        raise DataError(f"{path} is a record of something else than {cell.name}: move it elsewhere")
+    return record
+
+
 def records_of(cell: Cell, results: Path) -> Iterator[Record]:
-    """The records of a cell by seed; those of another configuration are refused."""
+    """The records of a cell by seed."""
     for path in sorted(path_of(cell, 0, results).parent.glob("seed-*.json")):
-        record = read(path)
-        if not _fits(cell, record):
-            raise DataError(f"{path} is the record of another configuration than {cell.name} has: move it elsewhere")
+        record = existing(path, cell)
+        assert record is not None
         yield record
 
 
@@ -150,7 +169,8 @@ def commit() -> str:
         return ""
 
 
-def _check_cell(cell: Cell, experiment: Experiment) -> None:
+def check_cell(cell: Cell, experiment: Experiment) -> None:
+    """Refuse the run of another configuration."""
     if changed := _differences(cell, experiment):
         raise TrainingError(f"the run is not of cell {cell.name}: it has other values of {', '.join(changed[:5])}")
 
@@ -160,7 +180,8 @@ def _fits(cell: Cell, record: Record) -> bool:
         experiment = resolve(Experiment.parse(record.content["experiment"]))
     except FedU2Error:  # keys that have gone since
         return False
-    return record.cell == cell.name and not _differences(cell, experiment)
+    seeds = record.seed == experiment.seed
+    return record.cell == cell.name and seeds and not _differences(cell, experiment)
 
 
 def _differences(cell: Cell, experiment: Experiment) -> list[str]:
@@ -176,10 +197,6 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _rounded(part) for key, part in value.items()}
     return [_rounded(part) for part in value] if isinstance(value, list) else value
-
-
-def _digest(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _text(content: Mapping[str, Any]) -> str:

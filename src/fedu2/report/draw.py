@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -55,6 +56,8 @@ def drawings(
 
 def draw(runs: Sequence[Run], out: Path, names: Sequence[str] | None = None, device: str = "auto") -> list[Path]:
     """Write figures into the folder `out`, each as PNG and SVG; the files."""
+    if out.exists() and not os.access(out, os.W_OK):
+        raise UsageError(f"cannot write to {out}: choose another --out")
     drawn = drawings(runs, names, device)
     files = [(out / f"{name}{kind}", drawing) for name, drawing in drawn.items() for kind in KINDS]
     for path, drawing in files:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import logging
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -46,6 +47,8 @@ def write_report(paths: Sequence[Path], out: Path | None = None, *, figures: boo
     target = out or (paths[0] / "report.html" if len(paths) == 1 else Path("report.html"))
     if target.is_dir():
         raise UsageError(f"{target} is a directory: --out names a file")
+    if target.parent.exists() and not os.access(target.parent, os.W_OK):  # told before a round is played for figures
+        raise UsageError(f"cannot write to {target.parent}: choose a place with --out")
     write_atomically(target, page(sheets, drawn_figures(sheets) if figures else ""))
     return target
 
@@ -146,12 +149,16 @@ def _drawing(svg: str, title: str, caption: str) -> str:
 def _card(sheet: Sheet, place: int) -> str:
     last, before = sheet.last("knn"), sheet.untrained("knn")
     figure = f'<p class="figure">{percent(last[1])}<small>kNN</small></p>' if last else ""
-    points = f"{last[1] - before:+.1f} points".replace("-", "−") if last and before is not None else ""
+    points = _gain(last[1] - before) if last and before is not None else ""
     return (
         f'<article class="card c{place % COLOURS}"><h3>{escape(headline([sheet]))}</h3>'
         f'<p class="name">{_breakable(sheet.name)}</p>'
         f'<div class="figures">{figure}<p class="gain">{points}</p></div><p>{_breakable(verdict(sheet))}</p></article>'
     )
+
+
+def _gain(points: float) -> str:
+    return f"{points:+.1f} points".replace("-", "−") if abs(points) >= 0.05 else "±0 points"
 
 
 def _configuration(sheets: Sequence[Sheet]) -> str:

@@ -72,9 +72,10 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._asked_here():
             return self.send_error(HTTPStatus.FORBIDDEN, "this page is for this machine alone")
         answers = {"/": ("text/html", self.server.page), "/data.json": ("application/json", self.server.data)}
-        if self.path not in answers:
+        path = self.path.partition("?")[0]
+        if path not in answers:
             return self.send_error(HTTPStatus.NOT_FOUND)
-        kind, make = answers[self.path]
+        kind, make = answers[path]
         try:
             body = make().encode()
         except (FedU2Error, OSError) as error:  # a file that is just being written, perhaps; the page asks again
@@ -93,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _asked_here(self) -> bool:
         """Whether the browser was sent to this machine by its own name, not by a foreign one that now points here."""
         name, _, port = self.headers.get("Host", "").rpartition(":")
-        return (name or port) in LOOPBACK
+        return (name or port).lower() in LOOPBACK
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Every question every two seconds is not worth a line."""

@@ -10,6 +10,7 @@ from typing import Any
 from fedu2.data import Dataset, load_dataset
 from fedu2.errors import FedU2Error, UsageError
 from fedu2.methods import title_of
+from fedu2.report.content import distinct_names
 from fedu2.report.snapshot import Snapshot, snapshot
 from fedu2.report.style import RUNS
 from fedu2.run import Run
@@ -19,6 +20,7 @@ __all__ = ["Subject", "as_subjects", "images_of", "labels_of", "pictured", "seri
 
 MARKERS = "osD^vPX"  # seven, and six colours: 42 runs that differ
 MOST_KEYS = 2  # in a name
+LONGEST = 36  # letters
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +60,14 @@ def as_subjects(runs: Sequence[Run], device: str = "auto", labels: Sequence[str]
     """Runs with the labels, colours and markers that they have in every figure."""
     looks = [(RUNS[i % len(RUNS)], MARKERS[i % len(MARKERS)]) for i in range(len(runs))]
     named = zip(runs, labels or labels_of(runs), looks, strict=True)
-    return [Subject(run, label, *look, device) for run, label, look in named]
+    return [Subject(run, _printable(label), *look, device) for run, label, look in named]
+
+
+def _printable(label: str) -> str:
+    """Short enough for a legend, and without what Matplotlib would take for a formula."""
+    half = (LONGEST - 1) // 2
+    short = label if len(label) <= LONGEST else f"{label[:half]}…{label[-half:]}"
+    return short.replace("$", r"\$")
 
 
 def labels_of(runs: Sequence[Run]) -> list[str]:
@@ -75,9 +84,9 @@ def labels_of(runs: Sequence[Run]) -> list[str]:
         ]
         for i, mine in zip(alike, settings, strict=True):
             labels[i] = ", ".join([title, *(f"{key}={mine[key]}" for key in differing[:MOST_KEYS])])
+    names = distinct_names([run.path.resolve() for run in runs])
     return [
-        label if labels.count(label) == 1 else f"{label} ({run.path.resolve().name})"
-        for label, run in zip(labels, runs, strict=True)
+        label if labels.count(label) == 1 else f"{label} ({name})" for label, name in zip(labels, names, strict=True)
     ]
 
 

@@ -73,7 +73,8 @@ def _knn_words(sheet: Sheet) -> str:
     words = f"kNN accuracy is {percent(last[1])}" + ("" if last[0] == sheet.played else f" (round {last[0]})")
     if before is not None:
         gain = last[1] - before
-        words += f", {abs(gain):.1f} points {'above' if gain >= 0 else 'below'} the untrained encoder"
+        apart = f"{abs(gain):.1f} points {'above' if gain > 0 else 'below'}" if abs(gain) >= 0.05 else "level with"
+        words += f", {apart} the untrained encoder"
     if f"{best[1]:.1f}" != f"{last[1]:.1f}":
         words += f" (at best {percent(best[1])}, in round {best[0]})"
     return words

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -92,11 +93,13 @@ def describe(message: Message, context: Context) -> RecordDict:
 @app.train("task")
 @_answered
 def train(message: Message, context: Context) -> RecordDict:
+    began = time.perf_counter()
     asked = unpack_assignment(message.content)
     site, experiment = _site(json.dumps(asked.experiment.flat()), context)
     assignment = replace(asked, experiment=experiment)
     reply = site.work(assignment, _memories(context, asked.run))
-    return pack_reply(reply, asked)
+    seconds = {"site_seconds": time.perf_counter() - began}  # what a round takes beyond them is on the way
+    return pack_reply(replace(reply, metrics={**reply.metrics, **seconds}), asked)
 
 
 @app.query("judge")

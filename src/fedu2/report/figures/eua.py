@@ -19,7 +19,7 @@ __all__ = ["eua", "over_rounds"]
 @figures.register("eua")
 def eua(subjects: Sequence[Subject]) -> Drawing | None:
     """EUA's weights and change rates; a row a run."""
-    holders = [subject for subject in subjects if any("eua.weights" in record for record in subject.run.history)]
+    holders = [subject for subject in subjects if np.isfinite(over_rounds(subject.run, "eua.weights")).any()]
     if not holders:
         return None
     heights = [min(max(0.17 * subject.run.experiment.clients, 1.1), 3.4) for subject in holders]
@@ -50,6 +50,14 @@ def over_rounds(run: Run, name: str) -> np.ndarray[Any, Any]:
     last = max((record["round"] for record in run.history), default=0)
     matrix = np.full((run.experiment.clients, last), np.nan)
     for record in run.history:
-        if name in record:
-            matrix[record["clients"], record["round"] - 1] = record[name]
+        clients, values = record.get("clients"), record.get(name)
+        if record["round"] and _pairs(clients, values, len(matrix)):
+            matrix[clients, record["round"] - 1] = values
     return matrix
+
+
+def _pairs(clients: Any, values: Any, most: int) -> bool:
+    """Whether these are numbers of clients and a value for each; a damaged line may hold anything."""
+    lists = isinstance(clients, list) and isinstance(values, list) and len(clients) == len(values)
+    known = lists and all(isinstance(client, int) and 0 <= client < most for client in clients)
+    return bool(known and all(isinstance(value, int | float) for value in values))

@@ -27,6 +27,8 @@ DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
 def spectrum(subjects: Sequence[Subject]) -> Drawing | None:
     """log₁₀ of the largest singular values of the covariance, global and local models; a line a run."""
     shown = pictured(subjects)
+    top = min(TOP, max(taken.features.shape[1] for _, taken in shown))
+    step = max(1, top // 5)
     figure, (left, right) = grid(2, height=2.9)
     right.sharey(left)
     handles = []
@@ -46,12 +48,12 @@ def spectrum(subjects: Sequence[Subject]) -> Drawing | None:
     for axes, title in ((left, "global model"), (right, "local models: mean and range")):
         axes.set_title(title)
         axes.set_xlabel("index of the singular value")
-        axes.set_xticks([1, *range(20, TOP + 1, 20)])
+        axes.set_xticks([1, *range(step, top + 1, step)])
         faint(axes)
     left.set_ylabel("log$_{10}$ singular value")
     legend(figure, handles)
     caption = (
-        f"The {TOP} largest singular values of the covariance of l2-normalised representations of {images_of(shown)}."
+        f"The {top} largest singular values of the covariance of l2-normalised representations of {images_of(shown)}."
         " The nearer to the flat line of Gaussian samples, as many and normalised alike, the more directions are in"
         " use; a steep fall is dimensional collapse."
     )

@@ -38,7 +38,7 @@ def sphere(subjects: Sequence[Subject]) -> Drawing | None:
     count = max(len(points) for _, points, _ in clouds)
     noise = torch.randn(count, 3, generator=generator("cpu", 0, "uniform reference"), dtype=torch.float64)
     clouds.append(("uniform, for reference", F.normalize(noise, dim=1).numpy(), GREY))
-    figure, panels = grid(len(clouds), height=2.6)
+    figure, panels = grid(len(clouds), height=2.75)
     for axes, (label, points, colour) in zip(panels, clouds, strict=True):
         _draw(axes, points, colour)
         titled(axes, label, WIDTH / 3 - 0.2)
