@@ -26,8 +26,9 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=["fedsimclr", "fedbyol", "fedu2"])
     arguments = parser.parse_args()
     base = {
-        "dataset": "sample", "data.image_size": 8, "encoder": "resnet18", "clients": arguments.nodes, "rounds": arguments.rounds,
-        "local_steps": 1, "batch_size": 2, "evaluation.every": 0, "flower.server_data": "sample",
+        "dataset": "sample", "data.image_size": 8, "encoder": "resnet18", "clients": arguments.nodes,
+        "rounds": arguments.rounds, "local_steps": 1, "batch_size": 2, "evaluation.every": 0,
+        "flower.server_data": "sample",
     }  # fmt: skip
     rows = []
     with tempfile.TemporaryDirectory() as folder:
