@@ -88,7 +88,7 @@ In `~/.flwr/config.toml`:
     address = "SERVER:8000"
     root-certificates = "/absolute/path/to/keys/ca.crt"
 
-Make the sites known, each by its public key:
+Make the sites known, each by its public key (in a directory without a folder called `sites`):
 
     flwr supernode register keys/north.pub sites
     flwr supernode register keys/south.pub sites
