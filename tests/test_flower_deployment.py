@@ -25,8 +25,9 @@ pytest.importorskip("cryptography")
 
 from fedu2.errors import TrainingError, UsageError
 from fedu2.federation.flower import deployment as module
-from fedu2.federation.flower.deployment import Deployment, Process, config_text
+from fedu2.federation.flower.deployment import Deployment, config_text
 from fedu2.federation.flower.keys import make_keys, make_node_keys
+from fedu2.federation.flower.process import Process
 
 needs_flower = pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="needs Flower")
 needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")

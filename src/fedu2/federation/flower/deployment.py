@@ -3,38 +3,31 @@
     with Deployment(folder, [{"partition-id": 0}, {"partition-id": 1}]) as deployment:
         end = deployment.run(app, {"rounds": 2}, print)
 
-Flower's programs start others, some of them in sessions of their own. Each is therefore started by a guard (this
-module, run as a program), which adopts what they leave behind and ends all of it. A guard ends with the pipe on its
-standard input, so that nothing is left over however this process ends: by an exception, by Ctrl-C, or by kill -9.
+Each of Flower's programs is started by a guard (guard.py), which ends with this process and ends all that they started.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import math
 import os
 import random
 import re
-import select
 import shutil
-import signal
 import socket
 import ssl
-import subprocess
-import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from fedu2.errors import TrainingError, UsageError
 from fedu2.federation.flower.keys import make_keys
+from fedu2.federation.flower.process import Process
 from fedu2.files import write_atomically
 
-__all__ = ["Config", "Deployment", "Exit", "Process", "config_text"]
+__all__ = ["Config", "Deployment", "Exit", "config_text"]
 
 Config = Mapping[str, str | int | float | bool]
 """What `--node-config` and `--run-config` say."""
@@ -42,14 +35,10 @@ Config = Mapping[str, str | int | float | bool]
 HOST = "127.0.0.1"
 NAME = "deployment"  # of the connection, in Flower's config.toml
 PORTS = range(20_000, 32_000)  # below those that systems hand to outgoing connections
-GRACE = 5.0  # seconds from SIGTERM to SIGKILL
 IN_USE = 75.0  # seconds after which the key of a killed node is surely free again
 BETWEEN_TRIES = 3.0
-TAIL = 12  # lines of a log that an error tells
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 QUICK = {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
-
-LINUX = sys.platform.startswith("linux")
 
 Listener = Callable[[str], object]
 
@@ -64,58 +53,6 @@ class Exit:
     @property
     def completed(self) -> bool:
         return self.status == "finished:completed"
-
-
-class Process:
-    """A program with all that it starts; what they write is kept in a file. pid: the guard's, and its group's."""
-
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        self.log = log
-        guarded = [sys.executable, "-P", "-m", "fedu2.federation.flower.deployment", *command]
-        with log.open("ab") as out:
-            self.began = out.tell()
-            self._guard = subprocess.Popen(
-                guarded, env=environment, stdin=subprocess.PIPE, stdout=out, stderr=out, start_new_session=True
-            )
-        self.pid = self._guard.pid
-
-    @property
-    def code(self) -> int | None:
-        """The program's exit code; none while it runs."""
-        return self._guard.poll()
-
-    def end(self) -> None:
-        """Ask it to end, without waiting for it."""
-        assert self._guard.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._guard.stdin.close()
-
-    def kill(self) -> None:
-        """End it at once, as a machine ends that loses its power."""
-        assert self._guard.stdin is not None
-        with contextlib.suppress(BrokenPipeError, ValueError):  # it has ended, or has been asked to
-            self._guard.stdin.write(b"kill")
-        self.end()
-        self.wait()
-
-    def wait(self, timeout: float | None = None) -> int | None:
-        """Its exit code, once all that it started has ended too; none if that takes longer than `timeout` seconds."""
-        try:
-            return self._guard.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def output(self) -> str:
-        """What it has written so far, without colours."""
-        with self.log.open("rb") as file:
-            file.seek(self.began)
-            return _plain(file.read())
-
-    def trouble(self, what: str) -> TrainingError:
-        """An error that says what became of it, and where to read more."""
-        state = "does not answer" if self.code is None else f"has ended with exit code {self.code}"
-        lines = [line for line in self.output().splitlines() if line.strip()][-TAIL:]
-        return TrainingError("\n".join([f"{what}: {self.log.stem} {state}; the end of {self.log}:", *lines]))
 
 
 class Deployment:
@@ -168,7 +105,7 @@ class Deployment:
         process = self._flwr("run", "run", str(app.resolve()), NAME, "--stream", *overrides)
         number = None
         try:
-            for line in _lines(process, timeout):
+            for line in process.lines(timeout):
                 number = number or _run_number(line)
                 listener(line)
         finally:
@@ -351,87 +288,6 @@ def _speaks_tls(port: int, ca: Path) -> bool:
         return False
 
 
-def _lines(process: Process, timeout: float | None) -> Iterator[str]:
-    """What a process writes, line by line, until it has ended."""
-    deadline = math.inf if timeout is None else time.monotonic() + timeout
-    with process.log.open("rb") as file:
-        file.seek(process.began)
-        begun = b""
-        while True:
-            ended = process.code is not None  # asked before reading: what was written last is read as well
-            *whole, begun = (begun + file.read()).split(b"\n")
-            yield from map(_plain, whole)
-            if ended:
-                return
-            if time.monotonic() > deadline:
-                raise process.trouble(f"the run takes longer than {timeout:g} s")
-            time.sleep(0.1)
-
-
-def _plain(text: bytes) -> str:
-    return re.sub(r"\x1b\[[0-9;]*m", "", text.decode(errors="replace"))
-
-
 def _run_number(line: str) -> int | None:
     found = re.search(r"Successfully started run (\d+)", line)
     return int(found[1]) if found else None
-
-
-def guard(command: Sequence[str]) -> int:
-    """Run a command until it ends, or standard input does, and then end all that it has started; its exit code."""
-    if LINUX:
-        ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans below become children of this process
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_guard)
-    try:
-        _watch(child)
-    finally:
-        child.kill()
-        code = child.wait()
-        _end_orphans()
-    return code if code >= 0 else 128 - code
-
-
-def _die_with_guard() -> None:
-    if LINUX:
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
-def _watch(child: subprocess.Popen[bytes]) -> None:
-    """Until the child ends, or is told to: by the end of standard input with time for its farewells, else without."""
-    while child.poll() is None:
-        told, _, _ = select.select([0], [], [], 0.1)
-        if told:
-            if not os.read(0, 8):
-                child.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(GRACE)
-            return
-
-
-def _end_orphans() -> None:
-    """Kill this process's children, and those that their death makes its children, until there are none."""
-    while True:
-        for pid in _children(os.getpid()):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            return
-        time.sleep(0.02)
-
-
-def _children(parent: int) -> list[int]:
-    """The processes that have this parent."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            if int(stat.read_text().rpartition(")")[2].split()[1]) == parent:
-                found.append(int(stat.parent.name))
-    return found
-
-
-if __name__ == "__main__":
-    sys.exit(guard(sys.argv[1:]))
