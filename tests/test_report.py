@@ -25,6 +25,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 import fedu2
 from browser import complaints, media, picture, requests, resize, start
 from fedu2.cli import main
+from fedu2.console import span
 from fedu2.errors import UsageError
 from fedu2.experiment import Experiment
 from fedu2.federation.play import summarise
@@ -34,7 +35,7 @@ from fedu2.report.curves import curves_of
 from fedu2.report.page import embedded_json, page, write_report
 from fedu2.report.serve import ReportServer
 from fedu2.report.tables import client_table, difference_table, summary_table
-from fedu2.report.words import number, span, verdict
+from fedu2.report.words import number, verdict
 
 NASTY = "<img src=x onerror=alert(1)>&\"'\u2028{{style}}"
 

@@ -18,7 +18,7 @@ from fedu2.federation.backend import EpochReport
 from fedu2.federation.callbacks import Callback
 from fedu2.methods import Task
 
-__all__ = ["Progress", "result_table", "round_line"]
+__all__ = ["Progress", "result_table", "round_line", "span"]
 
 
 class Progress(Callback):
@@ -65,7 +65,7 @@ class Progress(Callback):
         place = next(i for i, task in enumerate(self._tasks) if task.client == report.task.client) + 1
         where = (
             f"round {report.task.round}/{self._experiment.rounds}  client {place}/{len(self._tasks)}  "
-            f"{self._clock.speed():.0f} samples/s  {_span(self._clock.left())} left"
+            f"{self._clock.speed():.0f} samples/s  {span(self._clock.left())} left"
         )
         bar = Table.grid(padding=(0, 1))
         bar.add_row(ProgressBar(total=1.0, completed=self._clock.share(), width=24), Text(where, no_wrap=True))
@@ -114,7 +114,8 @@ class _Clock:
         return (time.perf_counter() - self.began) * (1 / share - 1) if share else 0.0
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
+    """Such as 2:05 or 1:02:05."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
@@ -151,7 +152,7 @@ def result_table(title: str, summary: Mapping[str, Any], compared: Mapping[str, 
         table.add_row("matched FUR mass", f"{summary['fur.mass']:.3f}")
     if "seconds" in summary:
         speed = f"{summary['samples_per_second']:.0f} samples/s"
-        table.add_row("training time", f"{_span(summary['seconds'])} ({speed})")
+        table.add_row("training time", f"{span(summary['seconds'])} ({speed})")
     table.add_row("written to", Text(str(path), overflow="fold"))
     return table
 

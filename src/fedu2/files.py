@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["atomic_file", "digest_of", "flush", "user_path", "write_atomically"]
+__all__ = ["atomic_file", "digest_of", "flush", "shown", "user_path", "write_atomically"]
 
 
 def user_path(text: str | Path) -> Path:
@@ -41,6 +41,11 @@ def atomic_file(target: Path) -> Iterator[Path]:
 def digest_of(content: Mapping[str, Any]) -> str:
     """SHA-256 of what can be written as JSON, by which a change made by hand is noticed."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def shown(name: Path | str) -> str:
+    """A file name that can be printed, whatever bytes it is made of."""
+    return os.fsencode(name).decode("utf-8", "replace")
 
 
 def write_atomically(target: Path, text: str) -> None:

@@ -25,7 +25,7 @@ from torch import Tensor
 from fedu2.data.base import Dataset, ImageSet, datasets
 from fedu2.data.decode import decode_cached, looks_like_image
 from fedu2.errors import DataError, UsageError
-from fedu2.files import user_path
+from fedu2.files import shown, user_path
 from fedu2.options import DataOptions
 from fedu2.seeds import derive
 
@@ -134,23 +134,18 @@ def _pictures_below(folder: Path) -> list[Path]:
 def _require_all(clients: list[str], pictures: list[Picture], complaint: str) -> None:
     present = {picture.client for picture in pictures}
     if empty := [client for client in clients if client not in present]:
-        raise DataError(f"{complaint}: {', '.join(_shown(name) for name in empty)}; fill or remove them")
+        raise DataError(f"{complaint}: {', '.join(shown(name) for name in empty)}; fill or remove them")
 
 
 def _skipped(root: Path, layout: str, found: list[Picture], reasons: dict[int, str]) -> list[str]:
-    lines = [f"{_shown(found[i].path.relative_to(root))}: {reason}" for i, reason in reasons.items()]
+    lines = [f"{shown(found[i].path.relative_to(root))}: {reason}" for i, reason in reasons.items()]
     if layout == "clients":
         stray = [path for path in _visible(root) if path.is_file() and looks_like_image(path)]
-        lines += [f"{_shown(path.name)}: lies outside the clients' folders" for path in stray]
+        lines += [f"{shown(path.name)}: lies outside the clients' folders" for path in stray]
     if lines:
         more = "; …" if len(lines) > 5 else ""
         log.warning("%d images in %s are skipped: %s%s", len(lines), root, "; ".join(lines[:5]), more)
     return lines
-
-
-def _shown(name: Path | str) -> str:
-    """A file name that can be printed, whatever bytes it is made of."""
-    return os.fsencode(name).decode("utf-8", "replace")
 
 
 def _labels(pictures: list[Picture]) -> tuple[tuple[str, ...], Tensor | None]:
@@ -159,12 +154,12 @@ def _labels(pictures: list[Picture]) -> tuple[tuple[str, ...], Tensor | None]:
         return (), None
     if bare := [picture.path for picture in pictures if picture.label is None]:
         raise DataError(
-            f"{_shown(bare[0])} lies in no class folder while other images do: "
+            f"{shown(bare[0])} lies in no class folder while other images do: "
             "put every image into a class folder, or none"
         )
     names = sorted(set(labels))
     number = {name: i for i, name in enumerate(names)}
-    return tuple(map(_shown, names)), torch.tensor([number[label] for label in labels])
+    return tuple(map(shown, names)), torch.tensor([number[label] for label in labels])
 
 
 def held_out(owners: Tensor, labels: Tensor | None, share: float) -> Tensor:

@@ -11,9 +11,9 @@ from typing import NamedTuple
 from fedu2.data.decode import looks_like_image
 from fedu2.data.folder import scan
 from fedu2.errors import DataError
-from fedu2.files import user_path
+from fedu2.files import shown, user_path
 
-__all__ = ["Images", "Picture", "find", "shown"]
+__all__ = ["Images", "Picture", "find"]
 
 Images = str | Path | Iterable[str | Path]
 
@@ -62,8 +62,3 @@ def _listed(text: bytes, folder: Path, where: str) -> list[Picture]:
     lines = (line.rstrip(b"\r") for line in text.removeprefix(b"\xef\xbb\xbf").split(b"\n"))
     names = [os.fsdecode(line) for line in lines if line.strip()]
     return [Picture(name, folder / user_path(name)) for name in names]
-
-
-def shown(name: str | Path) -> str:
-    """A file name that can be printed, whatever bytes it is made of."""
-    return os.fsencode(name).decode("utf-8", "replace")

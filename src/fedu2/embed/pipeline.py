@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from fedu2._version import __version__
 from fedu2.data.decode import DECODER_VERSION, decode_files
 from fedu2.embed.parts import Parts, partial
-from fedu2.embed.pictures import Images, Picture, find, shown
+from fedu2.embed.pictures import Images, Picture, find
 from fedu2.embed.results import Embedding, save, writers
 from fedu2.engine import choose_device
 from fedu2.errors import DataError, UsageError
 from fedu2.evaluation.monitor import extract, finite
-from fedu2.files import user_path
+from fedu2.files import shown, user_path
 from fedu2.run import Run
 from fedu2.rundir import RunDirectory
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedu2.console import span
 from fedu2.errors import UsageError
 from fedu2.experiment import Experiment
 from fedu2.methods import resolve, title_of
 from fedu2.report.content import Score, Sheet
 from fedu2.report.curves import Curve
-from fedu2.report.words import NOTHING, number, percent, span, tenths
+from fedu2.report.words import NOTHING, number, percent, tenths
 
 __all__ = [
     "Row",

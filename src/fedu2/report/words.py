@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fedu2.methods import title_of
 from fedu2.report.content import Sheet
 
-__all__ = ["NOTHING", "headline", "number", "percent", "span", "tenths", "verdict"]
+__all__ = ["NOTHING", "headline", "number", "percent", "tenths", "verdict"]
 
 NOTHING = "–"
 
@@ -29,13 +29,6 @@ def percent(value: float | None) -> str:
 def tenths(value: float | None) -> str:
     """With one decimal."""
     return NOTHING if value is None else f"{value:.1f}"
-
-
-def span(seconds: float) -> str:
-    """Such as 2:05 or 1:02:05."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def headline(sheets: Sequence[Sheet]) -> str:

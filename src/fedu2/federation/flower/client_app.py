@@ -84,7 +84,8 @@ def _answered(answer: Answer) -> Callable[[Message, Context], Message]:
 @app.query("describe")
 @_answered
 def describe(message: Message, context: Context) -> RecordDict:
-    site = _site(str(message.content.config_records["ask"]["experiment"]), context)[0]
+    asked = json.loads(str(message.content.config_records["ask"]["experiment"]))
+    site, _ = _site(Experiment.parse(asked), context)
     judges = site.test.labels is not None and site.train.labels is not None and len(site.test) > 1
     told: dict[str, Any] = {"name": site.name, "examples": len(site.share), "judges": judges}
     return RecordDict({"site": ConfigRecord(told)})
@@ -95,7 +96,7 @@ def describe(message: Message, context: Context) -> RecordDict:
 def train(message: Message, context: Context) -> RecordDict:
     began = time.perf_counter()
     asked = unpack_assignment(message.content)
-    site, experiment = _site(json.dumps(asked.experiment.flat()), context)
+    site, experiment = _site(asked.experiment, context)
     assignment = replace(asked, experiment=experiment)
     reply = site.work(assignment, _memories(context, asked.run))
     seconds = {"site_seconds": time.perf_counter() - began}  # what a round takes beyond them is on the way
@@ -106,7 +107,7 @@ def train(message: Message, context: Context) -> RecordDict:
 @_answered
 def judge(message: Message, context: Context) -> RecordDict:
     asked = unpack_assignment(message.content)
-    site, experiment = _site(json.dumps(asked.experiment.flat()), context)
+    site, experiment = _site(asked.experiment, context)
     device = choose_device(experiment.device)
     model = FlatModel(build(experiment).learner(), device)
     model.load(asked.server.model)
@@ -115,10 +116,9 @@ def judge(message: Message, context: Context) -> RecordDict:
     return RecordDict({"metrics": MetricRecord({**figures, "tested": len(site.test)})})
 
 
-def _site(experiment: str, context: Context) -> tuple[Site, Experiment]:
+def _site(wanted: Experiment, context: Context) -> tuple[Site, Experiment]:
     """The site, and the server's experiment on this machine's device."""
     node = dict(context.node_config)
-    wanted = Experiment.parse(json.loads(experiment))
     here = wanted.with_(device=str(node.get("device", "auto")))
     return site_of(here, node), here
 
