@@ -14,7 +14,7 @@ from PIL import Image
 from fedu2.data import Dataset, load_dataset, make_partition
 from fedu2.data import decode as decoder
 from fedu2.data.decode import decode_image
-from fedu2.data.folder import held_out
+from fedu2.data.holdout import held_out
 from fedu2.errors import DataError, UsageError
 from fedu2.experiment import Experiment
 from fedu2.options import DataOptions

@@ -12,6 +12,7 @@ from torch.nn.functional import normalize
 from fedu2.errors import UsageError
 from fedu2.options import FUROptions
 from fedu2.regularizers import fur, fur_toward, sphere_points
+from fedu2.regularizers.fur import FORMS, away_from_rivals, matching, toward_references
 from fedu2.seeds import generator
 
 B = 128
@@ -204,6 +205,46 @@ def test_descent_disperses_collapsed_points() -> None:
         (gradient,) = torch.autograd.grad(fur(z, source, FUROptions()).loss, z)
         z = normalize(z.detach() - 20 * gradient, dim=-1)
     assert (z @ z.T).mean() < 0.2
+
+
+@pytest.mark.parametrize("kind", ["spread", "clustered", "low rank"])
+def test_the_expected_gradient_is_the_mean_over_references(kind: str) -> None:
+    """Stein's identity, against the mean of the smoothed plan's own gradients over 4,000 sets of references."""
+    z, n, d = batch(kind, 64, 0, n=32).float(), 32, 64
+    options = FUROptions(gradient="expected")
+    references = sphere_points((4000, n, d), generator("cpu", 1))
+    match = matching(z.expand(4000, n, d), references, FORMS["cosine"](n, n), options)
+    sampled = tangent(toward_references(match).double().mean(0), z.double())
+    expected = tangent(away_from_rivals(match).double().mean(0), z.double())
+    cosine, norm = cosine_and_norm(expected, sampled)
+    assert cosine > 0.96
+    assert norm == pytest.approx(1, abs=0.1)
+
+
+def test_the_expected_gradient_is_signal_where_the_plan_is_noise() -> None:
+    """The share of a gradient's square that two independent sets of references agree on, in 512 dimensions."""
+    z = normalize(batch("collapsed", 512, 0) + normalize(noise(B, 512, seed=9), dim=-1), dim=-1).float()
+    shares = {}
+    for gradient in ("plan", "expected"):
+        source, options = generator("cpu", 4), FUROptions(gradient=gradient)
+        draws = torch.stack([gradient_of(z, sphere_points((B, 512), source), options) for _ in range(20)])
+        common = (draws[:10].mean(0) * draws[10:].mean(0)).sum()
+        shares[gradient] = float(common / draws.square().sum((1, 2)).mean())
+    assert shares["plan"] < 0.05
+    assert shares["expected"] > 0.9
+
+
+@pytest.mark.parametrize("kind", ["identical", "zero", "collapsed", "one"])
+def test_the_expected_gradient_of_degenerate_batches_is_finite(kind: str) -> None:
+    z = {"identical": torch.ones(16, 8), "zero": torch.zeros(16, 8), "one": torch.ones(1, 8)}.get(kind)
+    z = batch("collapsed", 8, 0, n=16).float() if z is None else z
+    gradient = gradient_of(z, sphere_points((16, 8), generator("cpu", 0)), FUROptions(gradient="expected"))
+    assert gradient.abs().max() < 1e6
+
+
+def tangent(vectors: Tensor, at: Tensor) -> Tensor:
+    """Without the part along `at`, which normalisation takes away."""
+    return vectors - (vectors * at).sum(-1, keepdim=True) * at
 
 
 def test_a_vector_is_refused() -> None:

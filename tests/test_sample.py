@@ -101,3 +101,28 @@ def test_known_data_sets():
     assert {"cifar10", "cifar100", "folder", "sample"} <= set(datasets)
     with pytest.raises(UsageError, match="did you mean 'cifar10'"):
         load_dataset("cifar1O", DataOptions())
+
+
+def test_for_tuning_a_share_of_the_training_images_takes_the_place_of_the_test_images(sample):
+    tuning = load_dataset("sample", DataOptions(validation=0.2))
+    count = len(sample.train)
+    assert (len(tuning.train), len(tuning.test)) == (count - count // 5, count // 5)
+    assert torch.bincount(tuning.test.labels).unique().numel() == 1  # as many of every class
+    key = {image.numpy().tobytes() for image in sample.test.images}
+    trained, judged = ({i.numpy().tobytes() for i in part.images} for part in (tuning.train, tuning.test))
+    assert not trained & judged
+    assert not key & (trained | judged)
+    assert trained | judged == {i.numpy().tobytes() for i in sample.train.images}
+
+
+def test_for_tuning_clients_keep_their_images(tmp_path):
+    for client, images in (("a", 10), ("b", 20)):
+        (tmp_path / client).mkdir()
+        for i in range(images):
+            colour = (i * 12, 0, 0) if client == "a" else (0, i * 12, 0)
+            Image.new("RGB", (8, 8), colour).save(tmp_path / client / f"{i}.png")
+    options = DataOptions(root=str(tmp_path), layout="clients", holdout=0, validation=0.5, image_size=8)
+    dataset = load_dataset("folder", options)
+    assert torch.bincount(dataset.owners).tolist() == [5, 10]
+    red = dataset.train.images[:, 0].flatten(1).max(1).values > dataset.train.images[:, 1].flatten(1).max(1).values
+    assert not red[dataset.owners == 1].any()

@@ -48,6 +48,9 @@ class DataOptions(Options):
         "auto", description="dataset=folder: one sub-folder per client, or one folder that is partitioned"
     )
     holdout: float = Field(0.1, ge=0, lt=1, description="dataset=folder: share of images kept for evaluation")
+    validation: float = Field(
+        0.0, ge=0, lt=1, description="for tuning: this share of the training images takes the test images' place"
+    )
     image_size: int = Field(32, ge=8, le=512, description="side of the square images that the encoder sees")
 
 
@@ -128,6 +131,11 @@ class FUROptions(Options):
         "sinkhorn", description="of the transport problem; `fedu2.regularizers.transport` has their accuracy"
     )
     output: Literal["projector", "encoder"] = Field("projector", description="the output that FUR acts on")
+    gradient: Literal["plan", "expected"] = Field(
+        "plan",
+        description="plan: toward the matched references; expected: its mean over references, by Stein's identity",
+    )
+    temperature: float = Field(0.5, gt=0, description="gradient=expected: of the plan, in deviations of the cost")
     tau_a: float = Field(0.8, gt=0, description="τ_a, penalty on the marginal of the batch")
     tau_b: float = Field(0.8, gt=0, description="τ_b, penalty on the marginal of the reference points")
     references: int | None = Field(None, ge=1, description="M, number of reference points; default: the batch size")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedu2.data.holdout import held_out
 from fedu2.errors import DataError
 from fedu2.options import DataOptions
 from fedu2.registry import Registry
@@ -83,8 +84,13 @@ datasets: Registry[Callable[[DataOptions], Dataset]] = Registry("dataset")
 
 
 def load_dataset(name: str, options: DataOptions) -> Dataset:
-    """The data set called `name`, its images `options.image_size` pixels wide and high."""
+    """The data set called `name`, its images `options.image_size` pixels wide and high.
+
+    With `options.validation` the test images are not to be had at all: what is tuned cannot have seen them.
+    """
     dataset = datasets[name](options)
+    if options.validation > 0:
+        dataset = _for_tuning(dataset, options.validation)
     return replace(
         dataset,
         train=_resized(dataset.train, options.image_size),
@@ -101,6 +107,15 @@ def resize_images(images: Tensor, size: int, batch_size: int = 1024) -> Tensor:
         smooth = functional.interpolate(batch, (size, size), mode="bicubic", antialias=True)
         resized[start : start + batch_size] = smooth.round_().clamp_(0, 255)
     return resized
+
+
+def _for_tuning(dataset: Dataset, share: float) -> Dataset:
+    """`share` of the training images, of every client and class, in the place of the test images."""
+    owners = dataset.owners if dataset.owners is not None else torch.zeros(len(dataset.train), dtype=torch.int64)
+    chosen = held_out(owners, dataset.train.labels, share)
+    kept = None if dataset.owners is None else owners[~chosen]
+    train, test = (dataset.train.subset(places.nonzero()[:, 0]) for places in (~chosen, chosen))
+    return replace(dataset, train=train, test=test, owners=kept)
 
 
 def _resized(images: ImageSet, size: int) -> ImageSet:

@@ -18,18 +18,17 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedu2.data.base import Dataset, ImageSet, datasets
 from fedu2.data.decode import decode_cached, looks_like_image
+from fedu2.data.holdout import held_out
 from fedu2.errors import DataError, UsageError
 from fedu2.files import shown, user_path
 from fedu2.options import DataOptions
-from fedu2.seeds import derive
 
-__all__ = ["Picture", "held_out", "load_folder", "scan"]
+__all__ = ["Picture", "load_folder", "scan"]
 
 log = logging.getLogger("fedu2")
 
@@ -160,24 +159,3 @@ def _labels(pictures: list[Picture]) -> tuple[tuple[str, ...], Tensor | None]:
     names = sorted(set(labels))
     number = {name: i for i, name in enumerate(names)}
     return tuple(map(shown, names)), torch.tensor([number[label] for label in labels])
-
-
-def held_out(owners: Tensor, labels: Tensor | None, share: float) -> Tensor:
-    """Which images are kept for evaluation, bool (N,): `share` of every client and class, up to one image.
-
-    Images are put in order of client and class, at random within; counting along that order, one is taken whenever
-    share · position passes a half. Independent of the experiment's seed, so that all runs are judged on the same
-    images. A client keeps at least one image for training.
-    """
-    n = len(owners)
-    shuffled = np.random.default_rng(derive(0, "holdout")).permutation(n)
-    keys = owners.numpy() if labels is None else np.stack([labels.numpy(), owners.numpy()])
-    order = shuffled[np.lexsort(np.atleast_2d(keys)[:, shuffled])]
-    passed = np.floor(np.arange(n + 1) * share + 0.5)
-    chosen = np.zeros(n, bool)
-    chosen[order] = np.diff(passed) > 0
-    for client in np.unique(owners.numpy()):
-        own = np.flatnonzero(owners.numpy() == client)
-        if chosen[own].all():
-            chosen[own[0]] = False
-    return torch.from_numpy(chosen)

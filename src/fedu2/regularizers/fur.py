@@ -77,24 +77,61 @@ def fur_toward(z: Tensor, references: Tensor, options: FUROptions) -> FURResult:
     with torch.autocast(z.device.type, enabled=False):
         # A vector of length zero has no direction; eps bounds its gradient.
         points = normalize(z.to(torch.promote_types(z.dtype, torch.float32)), dim=-1, eps=1e-6)
-        references = references.to(points.dtype)
-        plan = transport.solve(
-            form.cost * cosine_distance(points.detach(), references),
-            points.new_full((n,), form.a),
-            points.new_full((m,), form.b),
-            options.tau_a,
-            options.tau_b,
-            solver=options.solver,
-        )
-        # ⟨π, C⟩ = cost · (Σ π − ⟨Z, πS⟩): only the second term depends on Z.
-        pull = form.cost * (plan.plan.to(points.dtype) @ references)
-        envelope = -(points * pull).sum((-2, -1))
-        value = plan.primal.to(points.dtype) + (envelope - envelope.detach())
+        match = matching(points.detach(), references.to(points.dtype), form, options)
+        envelope = -(points * PULLS[options.gradient](match)).sum((-2, -1))
+        value = match.plan.primal.to(points.dtype) + (envelope - envelope.detach())
     tau_a, tau_b = options.tau_a, options.tau_b
     free_mass = (tau_a * form.a + tau_b * form.b) / (tau_a / n + tau_b / m)
-    return FURResult(
-        value / form.divisor, (plan.mass.to(points.dtype) / free_mass).clamp(max=1), plan.gap.to(points.dtype)
-    )
+    mass, gap = match.plan.mass.to(points.dtype), match.plan.gap.to(points.dtype)
+    return FURResult(value / form.divisor, (mass / free_mass).clamp(max=1), gap)
+
+
+@dataclass(frozen=True)
+class Match:
+    """A solved problem: unit vectors (..., N, d) and (..., M, d), the plan between them, and its temperature."""
+
+    points: Tensor
+    references: Tensor
+    form: Scaling
+    plan: transport.Plan
+    temperature: Tensor  # ε in units of the cost, (..., 1, 1)
+    tau_b: float
+
+
+def matching(points: Tensor, references: Tensor, form: Scaling, options: FUROptions) -> Match:
+    """The transport plan: as sharp as the solver makes it, or for `gradient=expected` smoothed."""
+    cost = form.cost * cosine_distance(points, references)
+    a, b = points.new_full(cost.shape[-2:-1], form.a), points.new_full(cost.shape[-1:], form.b)
+    solver = transport.warm(options.temperature) if options.gradient == "expected" else options.solver
+    plan = transport.solve(cost, a, b, options.tau_a, options.tau_b, solver=solver)
+    # Where all points coincide the cost has no deviation: there is no direction to find, and nothing to divide by.
+    temperature = (options.temperature * transport.deviation(cost)).clamp(min=1e-6)
+    return Match(points, references, form, plan, temperature, options.tau_b)
+
+
+def toward_references(match: Match) -> Tensor:
+    """πS (..., N, d), the envelope gradient: ⟨π, C⟩ = cost · (Σ π − ⟨Z, πS⟩), and only the second part depends on Z."""
+    return match.form.cost * (match.plan.plan.to(match.points.dtype) @ match.references)
+
+
+def away_from_rivals(match: Match) -> Tensor:
+    """E[πS] over the references (..., N, d), up to a multiple of z_i, which a unit vector does not feel.
+
+    Stein's identity on the sphere, E[φ(s) s] ≈ E[∇φ(s)]/d, for the smoothed plan π_i(s) = exp((f_i + g(s) − C_i(s))/ε).
+    With the mass r(s) = Σ_l π_l(s) = b − g(s)/τ_b of a reference,
+
+        E[π_i s] = cost/(dε) (E[π_i] z_i − Σ_l K_il z_l),     K_il = E[π_i π_l / (r + ε/τ_b)]:
+
+    points that compete for the same references repel each other. The mean over the references at hand now estimates K,
+    not a direction: of πS itself, a matched reference in d dimensions, all but a percent is noise.
+    """
+    points, eps = match.points, match.temperature
+    plan = match.plan.plan.to(points.dtype)
+    rivalry = (plan / (plan.sum(-2, keepdim=True) + eps / match.tau_b)) @ plan.mT
+    return -(match.form.cost**2) / (points.shape[-1] * eps) * (rivalry @ points)
+
+
+PULLS: dict[str, Callable[[Match], Tensor]] = {"plan": toward_references, "expected": away_from_rivals}
 
 
 def cosine_distance(points: Tensor, references: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ from fedu2.errors import UsageError
 from fedu2.kernels import ready
 from fedu2.registry import Registry
 
-__all__ = ["Plan", "solve", "solvers"]
+__all__ = ["Plan", "deviation", "solve", "solvers", "warm"]
 
 PAIRS = (-2, -1)  # the axes of one problem
 LARGEST, LONGEST = 32768, 1024  # entries and sides of a problem for the kernel: it must fit on the chip
@@ -148,14 +148,14 @@ class Solver:
 solvers: Registry[Solver] = Registry("transport solver")
 
 
-def solve(cost: Tensor, a: Tensor, b: Tensor, tau_a: float, tau_b: float, *, solver: str = "sinkhorn") -> Plan:
+def solve(cost: Tensor, a: Tensor, b: Tensor, tau_a: float, tau_b: float, *, solver: str | Solver = "sinkhorn") -> Plan:
     """Solve all problems of a batch at once; no gradient flows through the plan.
 
     cost (..., N, M) finite; masses a (..., N) and b (..., M) ≥ 0; penalties τ_a, τ_b > 0. `sinkhorn` and `fast` run a
     fixed number of kernels on fixed shapes without waiting for the device, so that they can be captured in a graph;
     in float32 on a GPU that is one kernel for problems of up to LARGEST entries.
     """
-    chosen = solvers[solver]
+    chosen = solvers[solver] if isinstance(solver, str) else solver
     check(cost, a, b, tau_a, tau_b)
     dtype = torch.promote_types(cost.dtype, chosen.dtype)
     with torch.no_grad(), torch.autocast(cost.device.type, enabled=False):
@@ -220,13 +220,13 @@ def sinkhorn(p: Problem, schedule: Schedule) -> State:
     ε goes geometrically from `start` to `end` times the deviation of the doubly centred cost, never below what the
     precision can resolve. Steps are over-relaxed; the shift between f and g, along which ascent crawls, is solved for.
     """
-    deviation = p.residual.square().mean(PAIRS, keepdim=True).sqrt()
+    scale = root_mean_square(p.residual)
     resolution = 2 * torch.finfo(p.residual.dtype).eps * p.scale
     phi, psi, shift = torch.zeros_like(p.row), torch.zeros_like(p.column), torch.zeros_like(p.scale)
     iterations = schedule.iterations
     for k in range(iterations):
         cooling = schedule.start * (schedule.end / schedule.start) ** (k / max(iterations - 1, 1))
-        eps = torch.maximum(cooling * deviation, resolution)
+        eps = torch.maximum(cooling * scale, resolution)
         factor = 1.0 if k in (0, iterations - 1) else schedule.relaxation  # the last step must fit its marginal
         soft = soft_minimum(p.residual - psi, eps, -1)
         best = ascend(soft, p.a - (p.row + shift + soft) / p.tau_a, eps, p.tau_a)
@@ -238,6 +238,16 @@ def sinkhorn(p: Problem, schedule: Schedule) -> State:
             shift = shift + p.imbalance(phi, psi, shift)
     plan = ((phi + psi - p.residual) / eps).clamp(min=-80).exp()
     return multiplicative_step(p, plan), phi, psi, shift
+
+
+def root_mean_square(values: Tensor) -> Tensor:
+    """Over one problem, shaped (..., 1, 1)."""
+    return values.square().mean(PAIRS, keepdim=True).sqrt()
+
+
+def deviation(cost: Tensor) -> Tensor:
+    """Of the doubly centred cost, (..., 1, 1): the unit of the temperatures of a `Schedule`."""
+    return root_mean_square(cost - cost.mean(-1, keepdim=True) - cost.mean(-2, keepdim=True) + cost.mean(PAIRS, True))
 
 
 def overshoot(old: Tensor, best: Tensor, factor: float, eps: Tensor) -> Tensor:
@@ -335,6 +345,11 @@ def largest_step(plan: Tensor, change: Tensor, slack: Tensor, drop: Tensor) -> T
 
 def annealed(schedule: Schedule) -> Solver:
     return Solver(partial(sinkhorn, schedule=schedule), schedule=schedule)
+
+
+def warm(temperature: float) -> Solver:
+    """The plan smoothed at ε = temperature × `deviation`, where a few iterations are enough."""
+    return annealed(Schedule(iterations=12, start=max(temperature, 0.2), end=temperature, relaxation=1.0))
 
 
 solvers.register("sinkhorn")(annealed(Schedule(iterations=40, start=0.2, end=0.0005, relaxation=1.7)))
