@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-gpu test-kernels lint format types check bench bench-gpu clean
+.PHONY: setup demo test test-gpu test-kernels lint format types check bench bench-gpu torture fuzz audit clean
 
 setup: $(READY)
 
@@ -44,6 +44,21 @@ bench: $(READY)
 
 bench-gpu: $(READY)
 	$(BIN)/python -m benchmarks.gpu
+
+# The crash matrix: kills, damaged files, a full disk, read-only directories, a second process. SEED=7 make torture draws others.
+torture: $(READY)
+	$(BIN)/python -m torture --kills 200 --seed $${SEED:-0}
+
+# Hostile input for everything that reads a file or a message. A quarter of an hour.
+fuzz: $(READY)
+	$(BIN)/python -m fuzz --inputs $${INPUTS:-50000} --seed $${SEED:-0}
+
+# Known flaws in what we depend on (asks PyPI), and habits that invite some of our own; SECURITY.md explains exceptions.
+audit: $(READY)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[audit]'
+	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive src
+	$(BIN)/bandit --quiet --configfile pyproject.toml --skip B101,B311,B404,B603,B607 --recursive benchmarks tools
+	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

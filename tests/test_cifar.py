@@ -236,12 +236,17 @@ def test_members_are_matched_by_full_name_and_never_written(tmp_path):
     files = make_files(release)[0]
     evil = {f"../{name}": b"evil" for name in files} | {f"/tmp/{release.folder}/{name}": b"evil" for name in files}
     evil |= {f"{release.folder}/../{name}": b"evil" for name in files}
-    archive = write_archive(tmp_path / "in", release, evil | members_of(release, files))
+    for number, (name, blob) in enumerate(evil.items()):
+        archive = write_archive(tmp_path / f"evil-{number}", release, members_of(release, files) | {name: blob})
+        with pytest.raises(DataError, match="leads out of the archive"):
+            read_release(archive, release)
+    others = {f"other/{name}": b"other" for name in files} | {f"a/{release.folder}/{name}": b"other" for name in files}
+    archive = write_archive(tmp_path / "in", release, others | members_of(release, files))
     assert len(read_release(archive, release)[0]) == 5 * IMAGES
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [archive.name]
-    only_evil = write_archive(tmp_path / "evil", release, evil)
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {archive.name}
+    only_others = write_archive(tmp_path / "others", release, others)
     with pytest.raises(DataError, match="incomplete"):
-        read_release(only_evil, release)
+        read_release(only_others, release)
 
 
 def test_links_in_archives_are_not_followed(tmp_path):

@@ -14,6 +14,9 @@ from fedu2.errors import UsageError, did_you_mean
 
 __all__ = ["choices", "explain", "fields", "keys", "laid_over", "leaves", "read_yaml", "tree"]
 
+LONGEST = 1 << 18  # bytes of a configuration; a complete one has five thousand
+MOST = 10_000  # keys and values in it
+
 
 def tree(model: type[BaseModel], values: Mapping[str, Any], assignments: Sequence[str] = ()) -> dict[str, Any]:
     """Nested or dotted `values`, nested, with `key=value` assignments laid over them.
@@ -21,6 +24,8 @@ def tree(model: type[BaseModel], values: Mapping[str, Any], assignments: Sequenc
     A value is read as YAML, but for the keys of `model` that hold text, such as paths: there it is taken as it stands.
     """
     texts = {key for key, field in fields(model) if str in (field.annotation, *get_args(field.annotation))}
+    if not isinstance(values, Mapping):
+        raise UsageError("a configuration holds keys and values")
     try:
         nested = _nested(values)
     except RecursionError:
@@ -32,13 +37,20 @@ def tree(model: type[BaseModel], values: Mapping[str, Any], assignments: Sequenc
         key = key.strip()
         literal = key in texts and text not in ("", "null")
         _assign(nested, key, text if literal else _scalar(key, text))
+    for key, value in leaves(nested):
+        if isinstance(value, int) and abs(value) >= 1 << 63:  # some cannot even be printed
+            raise UsageError(f"{key} is too large a number")
     return nested
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The keys and values in a YAML file."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            text = file.read(LONGEST + 1).decode("utf-8")
+        if len(text) > LONGEST:
+            raise ValueError(f"it is longer than {LONGEST:,} bytes")
+        values = _load(text)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the configuration {str(path)!r}: {error}") from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
@@ -49,6 +61,27 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UsageError(f"the configuration {str(path)!r} must hold keys and values")
     return values
+
+
+def _load(text: str) -> Any:
+    """What YAML says, unless its aliases make much of little."""
+    node = yaml.compose(text, yaml.SafeLoader)
+    if _size(node, {}) > MOST:
+        raise ValueError(f"it says more than {MOST:,} things")
+    try:
+        return yaml.safe_load(text)
+    except (AttributeError, LookupError, TypeError, OverflowError):  # !!timestamp x, !!bool x, !!int ''
+        raise ValueError("a value is not of the kind that its tag says") from None
+
+
+def _size(node: yaml.Node | None, known: dict[int, int]) -> int:
+    """The number of nodes after every alias has been written out."""
+    if id(node) not in known:
+        known[id(node)] = MOST + 1  # if it is met again meanwhile, it lies in itself
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        inner = node.value if isinstance(node, yaml.SequenceNode) else [part for pair in pairs for part in pair]
+        known[id(node)] = 1 + sum(_size(part, known) for part in inner)
+    return known[id(node)]
 
 
 def laid_over(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,7 +100,7 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
         if isinstance(value, Mapping):
             yield from leaves(value, f"{prefix}{key}.")
         else:
-            yield prefix + key, value
+            yield f"{prefix}{key}", value
 
 
 def fields(options: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -108,7 +141,7 @@ def _assign(tree: dict[str, Any], key: str, value: Any) -> None:
 
 def _scalar(key: str, text: str) -> Any:
     try:
-        value = yaml.safe_load(text) if text.strip() else None
+        value = _load(text) if text.strip() else None
     except (yaml.YAMLError, ValueError, RecursionError, OverflowError):
         raise UsageError(f"the value of {key}={text!r} cannot be read") from None
     if isinstance(value, str):  # YAML 1.1 reads 1e-3 as a string; people mean the number
@@ -133,14 +166,19 @@ def explain(model: type[BaseModel], error: ValidationError) -> str:
         return f"{key} is a group of keys: set {', '.join(inside[:3])}{', ...' if len(inside) > 3 else ''}"
     allowed = choices(model, key)
     if allowed:
-        near = did_you_mean(str(problem["input"]), allowed)
+        near = did_you_mean(_shown(problem["input"]), allowed)
         return f"{key}={_shown(problem['input'])} is not allowed: choose from {', '.join(allowed)}{near}"
     message = problem["msg"][0].lower() + problem["msg"][1:]
     return f"{key}={_shown(problem['input'])} is not allowed: {message}"
 
 
 def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else yaml.safe_dump(value).splitlines()[0]
+    """What was given, in a line that is not too long."""
+    try:
+        text = value if isinstance(value, str) else yaml.safe_dump(value).splitlines()[0]
+    except (ValueError, yaml.YAMLError, RecursionError):  # thousands of digits; what YAML has no words for
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def _depth(model: type[BaseModel], path: Sequence[str]) -> int:

@@ -26,6 +26,7 @@ __all__ = [
     "Updates",
     "aggregators",
     "agreement",
+    "column_blocks",
     "gram",
     "inner_products",
     "require_finite",
@@ -76,7 +77,7 @@ aggregators: Registry[Callable[[Experiment], Aggregator]] = Registry("aggregator
 def gram(rows: Tensor, origin: Tensor | None = None) -> Tensor:
     """All inner products ⟨row_i, row_j⟩ of a matrix (K, P), as seen from `origin` (P,): (K, K), float64, on the CPU."""
     products = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
-    for block in _column_blocks(rows):
+    for block in column_blocks(rows):
         columns = rows[:, block].double()
         if origin is not None:
             columns -= origin[block]
@@ -103,7 +104,7 @@ def inner_products(rows: Tensor, vector: Tensor) -> tuple[Tensor, Tensor, Tensor
     """⟨row_k, v⟩ (K,), ‖row_k‖² (K,) and ‖v‖² () of a matrix (K, P) and a vector (P,): float64, on the CPU."""
     products, squares = torch.zeros(2, len(rows), dtype=torch.float64, device=rows.device)
     square = torch.zeros((), dtype=torch.float64, device=rows.device)
-    for block in _column_blocks(rows):
+    for block in column_blocks(rows):
         columns, part = rows[:, block].double(), vector[block].double()
         products += columns @ part
         squares += columns.square().sum(1)
@@ -115,7 +116,7 @@ def weighted_sum(weights: Tensor, rows: Tensor, offset: Tensor | None = None) ->
     """Σ_k weights_k row_k (+ offset) of a matrix (K, P): (P,), in the type of the rows, rounded only once."""
     factors = weights.to(rows.device, torch.float64)
     result = rows.new_empty(rows.shape[1])
-    for block in _column_blocks(rows):
+    for block in column_blocks(rows):
         total = factors @ rows[:, block].double()
         result[block] = total if offset is None else total + offset[block]
     return result
@@ -132,7 +133,8 @@ def require_finite(clients: Tensor) -> None:
             )
 
 
-def _column_blocks(matrix: Tensor) -> Iterator[slice]:
+def column_blocks(matrix: Tensor) -> Iterator[slice]:
+    """Slices that cover the columns of a matrix (K, P), each small enough to be held in float64."""
     rows, columns = matrix.shape
     width = max(1, _BLOCK.get(matrix.device.type, _BLOCK["cpu"]) // max(1, rows))
     return (slice(begin, begin + width) for begin in range(0, columns, width))

@@ -26,9 +26,15 @@ step: an attack surface. And in a prototype on CIFAR-10 split over ten clients, 
 largest weight in every form, 0.25 to 0.99.
 
 Hence w_k is at most `guard` times the client's share of the data, and the excess goes to the others in proportion to
-their own w. guard = 1 is FedAvg's direction (with `convex`, FedAvg itself), None is EUA as published. The guard turns
-the direction; literal and unit keep the length that they have without it, so redistribution cannot inflate it, but
-a veto still shortens their steps: convex and fedavg_norm are the forms that the guard protects.
+their own w. A short update counts less than that: with m the median length, w_k is at most
+
+    share_k · min(guard, max(1, guard · ‖Δ_k‖/m)),
+
+so a tiny one has no more weight than FedAvg gives it, whatever its direction; see docs/robustness.md.
+
+guard = 1 is FedAvg's direction (with `convex`, FedAvg itself), None is EUA as published. The guard turns the direction;
+literal and unit keep the length that they have without it, so redistribution cannot inflate it, but a veto still
+shortens their steps: convex and fedavg_norm are the forms that the guard protects.
 """
 
 from __future__ import annotations
@@ -113,7 +119,7 @@ def unify(products: Tensor, shares: Tensor, options: EUAOptions) -> Unified:
     min_norm[moved] = solution.weights
     weights = torch.zeros_like(shares)
     weights[moved] = solution.weights * factor
-    weights = guarded(weights / weights.sum(), shares, options.guard)
+    weights = guarded(weights / weights.sum(), shares, _by_length(options.guard, norms))
 
     lengths = {
         "fedavg_norm": _norm(products, shares),
@@ -128,11 +134,11 @@ def unify(products: Tensor, shares: Tensor, options: EUAOptions) -> Unified:
     return Unified(weights, min_norm, scale, rates, solution.residual)
 
 
-def guarded(weights: Tensor, shares: Tensor, guard: float | None) -> Tensor:
-    """Cap convex weights (K,) at guard · share; the excess goes to the others in proportion to their weights.
+def guarded(weights: Tensor, shares: Tensor, guard: float | Tensor | None) -> Tensor:
+    """Cap convex weights (K,) at guard · share, with one guard ≥ 1 for all or one for each, (K,).
 
-    Where those are all at their caps, the rest goes to clients of weight 0 in proportion to their shares, which keeps
-    to the caps because these sum to guard ≥ 1.
+    The excess goes to the others in proportion to their weights. Where those are all at their caps, the rest goes to
+    clients of weight 0 in proportion to their shares, which keeps to the caps because none is below its client's share.
     """
     if guard is None:
         return weights
@@ -148,6 +154,13 @@ def guarded(weights: Tensor, shares: Tensor, guard: float | None) -> Tensor:
     rest = torch.where(capped, 0.0, shares)
     left = (1 - caps[capped].sum()).clamp_min(0)
     return torch.where(capped, caps, rest * left / rest.sum().clamp_min(torch.finfo(rest.dtype).tiny))
+
+
+def _by_length(guard: float | None, norms: Tensor) -> Tensor | None:
+    """A guard for each of (K,) updates, from 1 for those near zero to `guard` for those as long as the median."""
+    if guard is None:
+        return None
+    return (guard * norms / norms.median().clamp_min(torch.finfo(norms.dtype).tiny)).clamp(1, guard)
 
 
 def _norm(products: Tensor, weights: Tensor) -> float:

@@ -27,8 +27,8 @@ __all__ = ["CIFAR10", "CIFAR100", "Release", "find_release", "load_cifar10", "lo
 
 HOME = "https://www.cs.toronto.edu/~kriz/"
 PIXELS = 3 * 32 * 32  # a red, a green and a blue plane, each by rows
-MAX_FILE = 256 << 20  # the largest official file has 155 MB
-MAX_UNPACKED = 512 << 20  # all official files of one archive together have 187 MB
+MAX_FILE = 160 << 20  # the largest official file has 155 MB
+MAX_UNPACKED = 200 << 20  # all official files of one archive together have 187 MB
 
 Labelled = tuple[NDArray[np.uint8], NDArray[np.uint8]]  # planes (N, 3072), labels (N,)
 Decode = Callable[[bytes], Labelled]

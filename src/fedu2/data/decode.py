@@ -7,10 +7,12 @@ import json
 import logging
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 import PIL
@@ -30,9 +32,14 @@ log = logging.getLogger("fedu2")
 
 DECODER_VERSION = 1  # raise it when the pixels that come out change: caches are then made anew
 
-# Formats that Pillow opens only to call another program, that are no pictures, or whose pixels it cannot read.
-UNWANTED = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}
-MAX_THREADS = 8  # each may hold one large picture in memory
+# Formats that Pillow opens only to call another program, that are no pictures, or whose pixels it cannot read; and
+# icons, which hold pictures whose size is not known before they are decoded.
+UNWANTED = {"BUFR", "EPS", "GRIB", "HDF5", "ICNS", "ICO", "MPEG", "WMF"}
+MAX_THREADS = 8
+MAX_PIXELS = 64_000_000  # to decode: up to 13 bytes each are in memory at a time, in WebP and JPEG 2000
+LARGE = 4_000_000  # pixels: of pictures beyond, one at a time is in memory
+STRIP = 1_000_000  # pixels that are converted at once
+_large = Lock()
 
 
 @cache
@@ -82,35 +89,67 @@ def decode_image(path: Path, size: int) -> NDArray[np.uint8]:
     if not path.is_file():  # reading a pipe or a device might never end
         raise ValueError("is no regular file")
     with Image.open(path, formats=_formats()) as image:
-        _refuse_bomb(image)
+        _refuse_bomb(image, Image.MAX_IMAGE_PIXELS)
         # JPEG decoders can shrink while they decode: far quicker, and still twice as fine as what is needed.
         image.draft(None, (2 * size, 2 * size))
-        upright = ImageOps.exif_transpose(image)
-        square = ImageOps.fit(_to_rgb(upright), (size, size), Image.Resampling.BICUBIC)
+        _refuse_bomb(image, MAX_PIXELS)
+        with _large if image.width * image.height > LARGE else nullcontext():
+            ImageOps.exif_transpose(image, in_place=True)
+            square = ImageOps.fit(_to_rgb(image), (size, size), Image.Resampling.BICUBIC)
     return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
 
 
-def _refuse_bomb(image: Image.Image) -> None:
-    limit = Image.MAX_IMAGE_PIXELS
+def _refuse_bomb(image: Image.Image, limit: int | None) -> None:
     if limit is not None and image.width * image.height > limit:
         raise ValueError(f"its {image.width}×{image.height} pixels are more than the limit of {limit:,}")
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I") or image.mode == "F":
-        image = Image.fromarray(_to_bytes(np.asarray(image), image))
+    """By strips: the copies that are made on the way would take several times the memory of the picture."""
+    rgb = Image.new("RGB", image.size)
+    span = _span(image) if _is_wide(image) else None
+    for top, strip in _strips(image):
+        rgb.paste(_strip_to_rgb(strip, span), (0, top))
+    return rgb
+
+
+def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
+    """Rows from the top on, and the picture in them."""
+    rows = max(1, STRIP // image.width)
+    for top in range(0, image.height, rows):
+        yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
+
+
+def _strip_to_rgb(image: Image.Image, span: tuple[float, float] | None) -> Image.Image:
+    if _is_wide(image):
+        image = Image.fromarray(_to_bytes(_grey(image), span))
     if image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
     return image.convert("RGB")
 
 
-def _to_bytes(values: NDArray[np.generic], image: Image.Image) -> NDArray[np.uint8]:
-    """Grey values of 16 bits divided by 257; wider and floating ones, whose range is open, stretched to theirs."""
-    grey = np.nan_to_num(values.astype(np.float64), posinf=0.0, neginf=0.0)
+def _is_wide(image: Image.Image) -> bool:
+    return image.mode.startswith("I") or image.mode == "F"
+
+
+def _grey(image: Image.Image) -> NDArray[np.float64]:
+    return np.nan_to_num(np.asarray(image).astype(np.float64), posinf=0.0, neginf=0.0)
+
+
+def _span(image: Image.Image) -> tuple[float, float] | None:
+    """The range of wide and floating grey values, which is open; None where they have 16 bits."""
     if image.mode.startswith("I;16") or image.format == "PNG":  # PNG has no wider values than 16 bits
+        return None
+    ranges = [(float(grey.min()), float(grey.max())) for grey in (_grey(strip) for _, strip in _strips(image))]
+    return min(low for low, _ in ranges), max(high for _, high in ranges)
+
+
+def _to_bytes(grey: NDArray[np.float64], span: tuple[float, float] | None) -> NDArray[np.uint8]:
+    """Values of 16 bits divided by 257; others stretched from their range."""
+    if span is None:
         return np.clip(np.rint(grey / 257), 0, 255).astype(np.uint8)
-    low, high = float(grey.min()), float(grey.max())
+    low, high = span
     scaled: NDArray[np.float64] = np.rint((grey - low) * (255 / (high - low) if high > low else 0))
     return scaled.astype(np.uint8)
 

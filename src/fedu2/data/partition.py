@@ -30,7 +30,7 @@ from torch import Tensor
 from fedu2.data.base import Dataset
 from fedu2.errors import DataError, UsageError
 from fedu2.experiment import Experiment
-from fedu2.files import atomic_file, user_path
+from fedu2.files import atomic_file, digest_of, read_json, user_path
 from fedu2.registry import Registry
 from fedu2.seeds import derive
 
@@ -211,18 +211,26 @@ def _as_tensors(shares: Sequence[Indices]) -> list[Tensor]:
 
 
 def save_partition(path: Path | str, shares: Sequence[Tensor]) -> None:
-    """Write `shares` as JSON, `{"clients": [[0, 4, …], …]}`, for `partition=file`."""
-    text = json.dumps({"clients": [share.tolist() for share in shares]})
+    """Write `shares` as JSON, `{"clients": [[0, 4, …], …]}`, for `partition=file`, with their digest."""
+    content = {"clients": [share.tolist() for share in shares]}
+    text = json.dumps({"digest": digest_of(content), **content})
     with atomic_file(Path(path)) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
 
 
-def load_partition(path: Path | str, n: int) -> list[Tensor]:
-    """The shares in a JSON file, a list of lists of indices or that under "clients", checked against n images."""
+def load_partition(path: Path | str, n: int, *, untouched: bool = False) -> list[Tensor]:
+    """The shares in a JSON file, a list of lists of indices or that under "clients", checked against n images.
+
+    untouched: the file must be as `save_partition` wrote it, by its digest.
+    """
     try:
-        content = json.loads(user_path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        content = read_json(user_path(path))
+    except (OSError, ValueError) as error:
         raise DataError(f"the partition file {path} cannot be read ({error})") from error
+    if untouched and isinstance(content, dict) and "digest" in content:
+        digest = content.pop("digest")
+        if digest != digest_of(content):
+            raise DataError(f"the partition file {path} is damaged: its digest does not match")
     lists = content.get("clients") if isinstance(content, dict) else content
     if not isinstance(lists, list) or not lists:
         raise DataError(f'{path} must hold a list of index lists, one per client, or {{"clients": [[…], …]}}')

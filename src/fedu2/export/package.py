@@ -24,7 +24,7 @@ from fedu2.export.card import model_card
 from fedu2.export.formats import Loaded
 from fedu2.export.formats import formats as known
 from fedu2.export.network import Network, network_of
-from fedu2.files import flush, user_path
+from fedu2.files import flush, read_json, user_path
 from fedu2.run import Run
 from fedu2.rundir import RunDirectory
 from fedu2.views import MEAN, STD, to_float
@@ -150,7 +150,7 @@ def _check_place(out: Path, force: bool) -> None:
 
 def _is_export(folder: Path) -> bool:
     try:
-        return bool(json.loads((folder / "config.json").read_text(encoding="utf-8"))["kind"] == KIND)
+        return bool(read_json(folder / "config.json")["kind"] == KIND)
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

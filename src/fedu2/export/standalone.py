@@ -30,8 +30,9 @@ ARCHITECTURES: dict[str, tuple[str, tuple[int, ...], int]] = {
 def load(folder: str | Path = Path(__file__).parent) -> Encoder:
     """The trained encoder in `folder`, ready for use."""
     config = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))
-    encoder = Encoder(config["encoder"], config["width"], config["mean"], config["std"])
-    encoder.load_state_dict(load_file(Path(folder, "encoder.safetensors")))
+    with torch.device("meta"):  # takes no memory: a network is no larger than the file of its weights
+        encoder = Encoder(config["encoder"], config["width"], config["mean"], config["std"])
+    encoder.load_state_dict(load_file(Path(folder, "encoder.safetensors")), assign=True)
     return encoder.eval()
 
 

@@ -14,14 +14,16 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
 
 from fedu2.errors import DataError, FedU2Error, TrainingError
 from fedu2.evaluate import kept
 from fedu2.evaluation.options import Protocols
 from fedu2.experiment import Experiment
 from fedu2.federation.play import summarise
-from fedu2.files import digest_of, write_atomically
+from fedu2.files import digest_of, read_json, write_atomically
 from fedu2.methods import resolve
 from fedu2.paper.plan import Cell
 from fedu2.run import Run
@@ -35,6 +37,34 @@ Entry = Mapping[str, Any]
 FORMAT = 1
 PRIVATE = ("data.root",)  # says nothing about a result, and much about a machine
 FREE = (*FREE_KEYS, "precision", "seed")  # keys in which runs of the same cell may differ
+
+
+class _Setting(BaseModel):
+    dataset: str
+    rounds: int
+
+
+class _Measurement(BaseModel):
+    seeds: int
+    values: list[float] = Field(min_length=1)
+    seconds: float = 0.0
+
+
+class _Round(BaseModel):
+    round: int
+    seconds: float = 0.0
+    evaluation_seconds: float = 0.0
+
+
+class _Content(BaseModel, strict=True, allow_inf_nan=False):
+    """What tables rely on in a record, whose digest anybody can make right; there is more in it."""
+
+    format: Literal[1]  # FORMAT
+    cell: str
+    seed: int
+    experiment: _Setting
+    evaluation: list[_Measurement]
+    history: list[_Round]
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,9 +151,10 @@ def _unsealed(entry: Mapping[str, Any], run: Run) -> dict[str, Any]:
 def read(path: Path) -> Record:
     """A record; one that is damaged, or was changed after it was written, is refused."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         digest = content.pop("digest")
-        whole = content["format"] == FORMAT and digest == digest_of(content)
+        _Content.model_validate(content)
+        whole = digest == digest_of(content)
     except (ValueError, KeyError, TypeError, AttributeError, OSError):
         whole = False
     if not whole:
@@ -159,7 +190,9 @@ def commit() -> str:
     here = Path(__file__).parent
 
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+        command = ["git", *arguments]  # that of the user's path, as in a terminal
+        found = subprocess.run(command, cwd=here, capture_output=True, text=True, check=True)  # nosec B603
+        return found.stdout.strip()
 
     try:
         if not git("ls-files", "__init__.py"):  # installed somewhere inside of another repository

@@ -29,7 +29,8 @@ def guard(command: Sequence[str]) -> int:
     if LINUX:
         ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans below become children of this process
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_guard)
+    # A list of words of this program's own making, and no shell.
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_guard)  # nosec B603
     try:
         _watch(child)
     finally:

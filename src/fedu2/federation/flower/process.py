@@ -26,7 +26,8 @@ class Process:
         guarded = [sys.executable, "-P", "-m", "fedu2.federation.flower.guard", *command]
         with log.open("ab") as out:
             self.began = out.tell()
-            self._guard = subprocess.Popen(
+            # A list of words of this program's own making, and no shell.
+            self._guard = subprocess.Popen(  # nosec B603
                 guarded, env=environment, stdin=subprocess.PIPE, stdout=out, stderr=out, start_new_session=True
             )
         self.pid = self._guard.pid

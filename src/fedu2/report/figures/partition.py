@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
 
+from fedu2.files import read_json
 from fedu2.report.drawing import Drawing
 from fedu2.report.figures.base import figures
 from fedu2.report.style import RUNS, WIDTH, faint, heat_map, highest, new_figure, titled, whole_numbers
@@ -60,7 +60,7 @@ def partition(subjects: Sequence[Subject]) -> Drawing | None:
 def _count(subject: Subject) -> _Table | None:
     """None where the partition cannot be read; without classes where labels are not known."""
     try:
-        shares = json.loads((subject.run.path / "partition.json").read_text(encoding="utf-8"))["clients"]
+        shares = read_json(subject.run.path / "partition.json")["clients"]
         last = max(max(share) for share in shares)
     except (OSError, ValueError, KeyError, TypeError):
         return None
