@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ import torch
 from safetensors import SafetensorError
 
 import fedu2
+from fedu2.commands import experiment_from
 from fedu2.console import result_table
 from fedu2.data import load_dataset, make_partition
 from fedu2.errors import TrainingError, UsageError
@@ -23,6 +25,7 @@ from fedu2.federation.callbacks import Callback
 from fedu2.federation.checkpoint import Checkpoints
 from fedu2.federation.local import LocalBackend
 from fedu2.federation.rounds import FederationState, initial_state, participants, play_round
+from fedu2.files import unseal
 from fedu2.methods import Method, Reply, ServerState, Task, build, resolve
 
 ALL = [
@@ -43,6 +46,22 @@ def _weights(path: Path) -> bytes:
     newest = max((path / "checkpoint").glob("round-*"))
     files = sorted(newest.glob("*.safetensors"))
     return b"".join(file.name.encode() + file.read_bytes() for file in files)
+
+
+def _rewrite_manifest(place: Path, **entries: object) -> None:
+    """Change entries as an earlier version might have written them, which knew no digest."""
+    path = place / "manifest.json"
+    content = {**json.loads(path.read_text()), **entries}
+    assert content.pop("digest")
+    path.write_text(json.dumps(content))
+
+
+def _without_records(run: Path) -> None:
+    """Checkpoints as earlier versions wrote them: without a copy of metrics.jsonl."""
+    (run / "checkpoint" / "metrics.jsonl").unlink(missing_ok=True)
+    for place in (run / "checkpoint").glob("round-*"):
+        if json.loads((place / "manifest.json").read_text()).get("metrics"):
+            _rewrite_manifest(place, metrics=None)
 
 
 def _without_clocks(history: list[dict]) -> list[dict]:
@@ -310,8 +329,49 @@ def test_bfloat16_runs_close_to_float32(micro: Experiment, tmp_path: Path) -> No
     assert rough.history[1]["loss"] == pytest.approx(exact.history[1]["loss"], rel=0.05)
 
 
-def test_a_damaged_log_loses_only_its_damaged_lines(micro: Experiment, tmp_path: Path) -> None:
+def test_a_damaged_log_is_restored_from_the_checkpoint(
+    micro: Experiment, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     run = fedu2.train(micro, tmp_path / "run")
+    log = run.path / "metrics.jsonl"
+    whole = log.read_text()
+    loss = str(run.history[1]["loss"])
+    for damaged in (whole.replace(loss, loss.replace("1", "2", 1).replace("3", "4", 1)), whole[:-20], "", None):
+        assert damaged != whole
+        log.unlink() if damaged is None else log.write_text(damaged)
+        caplog.clear()
+        again = fedu2.train(micro, run.path, resume=True)
+        assert log.read_text() == whole
+        assert again.summary["rounds"] == 2
+        torn = damaged is not None and whole.startswith(damaged)  # as a kill leaves it
+        assert ("metrics.jsonl is damaged or missing; it is restored" in caplog.text) is not torn
+
+
+def test_a_damaged_copy_of_the_log_is_restored_from_the_log(micro: Experiment, tmp_path: Path) -> None:
+    run = fedu2.train(micro, tmp_path / "run")
+    log, copy = run.path / "metrics.jsonl", run.path / "checkpoint" / "metrics.jsonl"
+    whole = log.read_text()
+    for rounds, damaged in enumerate((whole.replace("1", "2"), whole[:-20], "", None), start=3):
+        copy.unlink() if damaged is None else copy.write_text(damaged)
+        longer = fedu2.train(_with(micro, f"rounds={rounds}"), run.path, resume=True)
+        assert log.read_text().startswith(whole)
+        assert copy.read_text() == log.read_text()
+        assert [record["round"] for record in longer.history] == list(range(rounds + 1))
+    last = log.read_text().splitlines(keepends=True)[-1]
+    for path in (log, copy):  # of the newest checkpoint's rounds no whole copy is left: its predecessor has one
+        path.write_text(path.read_text().removesuffix(last))
+    again = fedu2.train(_with(micro, f"rounds={rounds}"), run.path, resume=True)
+    assert _without_clocks(again.history) == _without_clocks(longer.history)
+    for path in (log, copy):
+        path.write_text("")
+    with pytest.raises(TrainingError, match=r"metrics.jsonl is damaged or missing, and so is .*metrics.jsonl"):
+        fedu2.train(_with(micro, f"rounds={rounds}"), run.path, resume=True)
+    assert copy.read_text() == ""
+
+
+def test_a_damaged_log_without_a_copy_loses_only_its_damaged_lines(micro: Experiment, tmp_path: Path) -> None:
+    run = fedu2.train(micro, tmp_path / "run")
+    _without_records(run.path)
     log = run.path / "metrics.jsonl"
     lines = log.read_bytes().splitlines(keepends=True)
     log.write_bytes(lines[0][:20] + b"\xff\n" + b"5\n" + b"".join(lines[1:]))
@@ -319,6 +379,7 @@ def test_a_damaged_log_loses_only_its_damaged_lines(micro: Experiment, tmp_path:
     assert [record["round"] for record in longer.history] == [1, 2, 3]  # a trained model is not passed off as untrained
     assert "untrained_knn" not in longer.summary
     assert "knn" in longer.summary
+    _without_records(run.path)
     log.write_bytes(b"")
     emptied = fedu2.train(_with(micro, "rounds=3"), run.path, resume=True)
     assert emptied.summary["rounds"] == 0
@@ -337,11 +398,11 @@ def test_a_run_whose_checkpoint_is_gone_is_not_played_over(micro: Experiment, tm
 def test_a_run_from_before_a_key_existed_is_resumed(micro: Experiment, tmp_path: Path) -> None:
     run = fedu2.train(_with(micro, "rounds=1"), tmp_path / "run")
     config = run.path / "config.yaml"
-    config.write_text(config.read_text().replace("rotation:\n  weight: 0.0\n", ""))
-    manifest = run.path / "checkpoint" / "round-000001" / "manifest.json"
-    content = json.loads(manifest.read_text())
-    assert content["experiment"].pop("rotation.weight") == 0
-    manifest.write_text(json.dumps(content))
+    config.write_text(unseal(config.read_text()).replace("rotation:\n  weight: 0.0\n", ""))
+    place = run.path / "checkpoint" / "round-000001"
+    begun = json.loads((place / "manifest.json").read_text())["experiment"]
+    assert begun.pop("rotation.weight") == 0
+    _rewrite_manifest(place, experiment=begun)
     assert "rotation" not in config.read_text()
     assert fedu2.train(_with(micro, "rounds=2"), run.path, resume=True).summary["rounds"] == 2
 
@@ -351,8 +412,7 @@ def test_the_former_format_is_read_where_clients_remember_nothing(
     micro: Experiment, tmp_path: Path, method: str, reads: bool
 ) -> None:
     run = fedu2.train(_with(micro, f"method={method}", "rounds=1"), tmp_path / "run")
-    manifest = run.path / "checkpoint" / "round-000001" / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 1}))
+    _rewrite_manifest(run.path / "checkpoint" / "round-000001", format=1)
     longer = _with(micro, f"method={method}", "rounds=2")
     if reads:
         assert fedu2.train(longer, run.path, resume=True).summary["rounds"] == 2
@@ -374,8 +434,7 @@ def test_manifests_are_not_trusted(micro: Experiment, tmp_path: Path, entry: dic
     experiment = _with(micro, "rounds=3")
     run = fedu2.train(experiment, tmp_path / "run")
     good = _weights(run.path)
-    manifest = run.path / "checkpoint" / "round-000003" / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **entry}))
+    _rewrite_manifest(run.path / "checkpoint" / "round-000003", **entry)
     fedu2.train(experiment, run.path, resume=True)  # falls back to round 2
     assert _weights(run.path) == good
 
@@ -410,3 +469,96 @@ def test_a_checkpoint_that_cannot_be_written_is_an_error_in_words(
     monkeypatch.setattr("fedu2.federation.checkpoint.save_file", full)
     with pytest.raises(TrainingError, match="round 1 cannot be written: No space left"):
         fedu2.train(micro, tmp_path / "run")
+
+
+class _Killed(BaseException):
+    """As good as SIGKILL: nobody catches it."""
+
+
+@pytest.mark.parametrize(("every", "rounds"), [(1, 1), (3, 2)])
+def test_a_run_that_ends_before_its_first_checkpoint_begins_anew(
+    micro: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, rounds: int
+) -> None:
+    experiment = _with(micro, f"rounds={rounds}", f"checkpoint_every={every}")
+    whole = fedu2.train(experiment, tmp_path / "whole")
+
+    def killed(*_: object) -> None:
+        raise _Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "save", killed)
+        with pytest.raises(_Killed):
+            fedu2.train(experiment, tmp_path / "cut")
+    resumed = fedu2.train(experiment, tmp_path / "cut", resume=True)
+    assert _weights(resumed.path) == _weights(whole.path)
+    assert _without_clocks(resumed.history) == _without_clocks(whole.history)
+
+
+def test_a_damaged_manifest_is_noticed_whatever_it_says(micro: Experiment, tmp_path: Path) -> None:
+    experiment = _with(micro, "rounds=3", "evaluation.every=1")
+    run = fedu2.train(experiment, tmp_path / "run")
+    manifest = run.path / "checkpoint" / "round-000003" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    for entry in ({"best": {"round": 3, "knn": 99.0}}, {"experiment": {**content["experiment"], "seed": 7}}):
+        manifest.write_text(json.dumps({**content, **entry}))
+        fedu2.train(experiment, run.path, resume=True)
+        again = json.loads(manifest.read_text())
+        assert (again["best"], again["experiment"]) == (content["best"], content["experiment"])
+
+
+def test_a_damaged_configuration_is_taken_from_the_checkpoint(
+    micro: Experiment, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = fedu2.train(micro, tmp_path / "run")
+    config = run.path / "config.yaml"
+    whole = config.read_text()
+    for damaged in (whole.replace("rounds: 2", "rounds: 9"), whole[: len(whole) // 2], "", None):
+        assert damaged != whole
+        config.unlink() if damaged is None else config.write_text(damaged)
+        caplog.clear()
+        fedu2.train(experiment_from([], None, run.path), run.path, resume=True)
+        assert "config.yaml" in caplog.text
+        assert config.read_text() == whole
+    shutil.rmtree(run.path / "checkpoint")
+    config.write_text(whole.replace("rounds: 2", "rounds: 9"))
+    with pytest.raises(UsageError, match=r"config\.yaml is damaged, or was changed by hand"):
+        experiment_from([], None, run.path)
+
+
+def test_damaged_checkpoints_of_later_rounds_do_not_count_as_kept(micro: Experiment, tmp_path: Path) -> None:
+    run = fedu2.train(_with(micro, "rounds=3"), tmp_path / "run")
+    (run.path / "checkpoint" / "round-000003" / "manifest.json").write_text("")
+    fedu2.train(_with(micro, "rounds=5", "checkpoint_every=5"), run.path, resume=True)
+    held = {place.name for place in (run.path / "checkpoint").iterdir()}
+    assert held == {"round-000002", "round-000005", "metrics.jsonl"}
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "partition.json", "manifest.json"])
+def test_a_full_disk_is_told_with_the_file_and_the_last_checkpoint(
+    micro: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    flushed = os.fsync
+
+    def full(descriptor: int) -> None:
+        if name in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        flushed(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    if name == "manifest.json":
+        with pytest.raises(TrainingError, match=r"No space left on device: .*; there is no checkpoint yet"):
+            fedu2.train(micro, tmp_path / "run")
+    else:
+        with pytest.raises(OSError, match=f"No space left on device: .*{name}"):
+            fedu2.train(micro, tmp_path / "run")
+    assert not list((tmp_path / "run").rglob(".round-*"))
+
+
+def test_tensorboard_that_cannot_write_does_not_stop_a_run(
+    micro: Experiment, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "tensorboard").write_text("no directory")
+    run = fedu2.train(micro, tmp_path / "run")
+    assert run.finished
+    assert "TensorBoard's curves end here" in caplog.text

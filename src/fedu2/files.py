@@ -11,7 +11,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["atomic_file", "digest_of", "flush", "shown", "user_path", "write_atomically"]
+__all__ = [
+    "atomic_file",
+    "digest_of",
+    "flush",
+    "naming",
+    "parse_json",
+    "read_json",
+    "seal",
+    "shown",
+    "unseal",
+    "user_path",
+    "write_atomically",
+]
+
+SEAL = "# sha256 of what follows: "
 
 
 def user_path(text: str | Path) -> Path:
@@ -31,16 +45,58 @@ def atomic_file(target: Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
-        yield temporary
-        flush(temporary)
-        temporary.replace(target)
+        with naming(target):
+            yield temporary
+            flush(temporary)
+            temporary.replace(target)
+            flush(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An error of the system names the file, also where a full disk does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def seal(text: str) -> str:
+    """The text below a comment with its SHA-256, by which damage is noticed that no parser would notice."""
+    return f"{SEAL}{hashlib.sha256(text.encode()).hexdigest()}\n{text}"
+
+
+def unseal(text: str) -> str:
+    """What `seal` was given, or a text that was never sealed; ValueError where it is not as it was."""
+    head = text[: len(SEAL)]
+    if head[:8] != SEAL[:8] and head[8:] != SEAL[8:]:  # damage to one half of it is damage
+        return text
+    content = text.partition("\n")[2]
+    if seal(content) != text:
+        raise ValueError("its checksum does not match")
+    return content
 
 
 def digest_of(content: Mapping[str, Any]) -> str:
     """SHA-256 of what can be written as JSON, by which a change made by hand is noticed."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def parse_json(text: str) -> Any:
+    """What JSON says; ValueError where it is none, in whatever way."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds; OSError where it cannot be read, ValueError where it holds none."""
+    return parse_json(path.read_text(encoding="utf-8"))
 
 
 def shown(name: Path | str) -> str:

@@ -87,6 +87,7 @@ def train(
     with directory.locked():
         if resume:
             shares = directory.partition(len(dataset.train)) or shares
+            directory.write_images(shares, fingerprint)  # whole again, if they were damaged
         clients = backend(method, dataset.train, shares)
         engine = clients.engine if isinstance(clients, LocalBackend) else choose(experiment, device)
         if group := processes.join():
@@ -187,8 +188,11 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds of the experiment have been played."""
-        return (self.path / "summary.json").exists() and self.summary["rounds"] >= self.experiment.rounds
+        """Whether all rounds of the experiment have been played; a damaged summary does not say so."""
+        try:
+            return bool(self.summary["rounds"] >= self.experiment.rounds)
+        except TrainingError:
+            return False
 
     @property
     def rounds_played(self) -> int:

@@ -17,7 +17,8 @@ from torch import Tensor
 from fedu2.data import load_partition, save_partition
 from fedu2.errors import DataError, TrainingError, UsageError
 from fedu2.experiment import Experiment
-from fedu2.files import write_atomically
+from fedu2.federation.checkpoint import experiment_in, places
+from fedu2.files import naming, parse_json, read_json, seal, unseal, write_atomically
 from fedu2.methods import resolve
 
 __all__ = ["RunDirectory", "open_ended"]
@@ -30,10 +31,10 @@ FILES = (
     "images.blake2b",
     "metrics.jsonl",
     "summary.json",
-    "evaluation.json",
     "sites.json",
 )
-SHOWN = ("representations.safetensors", "figures", "report.html", "export")  # what other commands make of a run
+# What other commands make of a run, beside its training.
+SHOWN = ("evaluation.json", "representations.safetensors", "figures", "report.html", "export")
 # Keys that may change when a run is resumed, for they do not influence the result (or say where it ends).
 FREE_KEYS = (
     "device",
@@ -54,6 +55,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._config: Experiment | None = None  # as it was read or written, so that damage is told once
 
     @staticmethod
     def new_name(experiment: Experiment, root: Path = Path("runs")) -> Path:
@@ -82,8 +84,10 @@ class RunDirectory:
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 raise UsageError(f"{self.path} is in use by another process") from None
+            except OSError as error:
+                raise UsageError(f"cannot lock {self.path / '.lock'}: {error.strerror}") from None
             for draft in (path for name in FILES for path in self.path.glob(f".{name}.*")):
                 draft.unlink()  # a crash left it half-written
             yield
@@ -94,22 +98,27 @@ class RunDirectory:
         shares, images: None where clients keep their images to themselves.
         """
         taken = {path.name for path in self.path.iterdir()}
-        if "config.yaml" in taken and any(record["round"] > 0 for record in self.history()):
+        begun = "config.yaml" in taken and any(record["round"] > 0 for record in self.history())
+        if begun or places(self.path / "checkpoint"):
             raise UsageError(f"{self.path} already holds a run: continue it with --resume, or choose another --out")
         strangers = taken - {*FILES, *SHOWN, ".lock", ".evaluation.lock", "checkpoint", "tensorboard"}
         if strangers:
             raise UsageError(f"{self.path} is not empty ({sorted(strangers)[0]}): choose another --out")
         for name in ("metrics.jsonl", "evaluation.json", "representations.safetensors", "report.html"):
             (self.path / name).unlink(missing_ok=True)  # of a run that did not get beyond its first evaluation
+        self.write_images(shares, images)
+        self.write_config(experiment)  # last: a directory with a configuration holds a run
+
+    def write_images(self, shares: Sequence[Tensor] | None, images: str | None) -> None:
+        """Write which client holds which images, and by what to know them."""
         if shares is not None:
             save_partition(self.path / "partition.json", shares)
         if images is not None:
-            write_atomically(self.path / "images.blake2b", images + "\n")
-        self.write_config(experiment)  # last: a directory with a configuration holds a run
+            write_atomically(self.path / "images.blake2b", seal(images + "\n"))
 
     def begun(self) -> bool:
         """Whether there is a run here."""
-        return (self.path / "config.yaml").exists()
+        return (self.path / "config.yaml").exists() or experiment_in(self.path / "checkpoint") is not None
 
     def check_same(self, experiment: Experiment, images: str | None) -> None:
         """Refuse to go on with an experiment, or with images, other than those that the run began with."""
@@ -120,8 +129,16 @@ class RunDirectory:
 
     def check_images(self, experiment: Experiment, images: str | None) -> None:
         """Refuse other images than those that the run began with."""
-        begun_with = self.path / "images.blake2b"
-        if images is not None and begun_with.exists() and begun_with.read_text(encoding="utf-8").strip() != images:
+        path = self.path / "images.blake2b"
+        if images is None or not path.exists():
+            return
+        try:
+            begun_with = unseal(path.read_text(encoding="utf-8")).strip()
+        except ValueError:
+            begun_with = ""
+        if not begun_with:
+            log.warning("%s is damaged: whether the images are those that the run began with cannot be told", path)
+        elif begun_with != images:
             raise UsageError(
                 f"the images of dataset={experiment.dataset} are not those that the run in {self.path} began with"
             )
@@ -139,25 +156,40 @@ class RunDirectory:
             raise UsageError(f"the run in {self.path} has another configuration: {shown}{more}")
 
     def config(self) -> Experiment:
-        """The experiment that was begun here."""
-        return Experiment.load(self._existing("config.yaml"))
+        """The experiment that was begun here; where config.yaml is damaged or gone, as the last checkpoint knows it."""
+        if self._config is None:
+            self._config = self._read_config()
+        return self._config
+
+    def _read_config(self) -> Experiment:
+        path = self.path / "config.yaml"
+        try:
+            return _sealed_experiment(self._existing("config.yaml"))
+        except (UsageError, TrainingError) as error:
+            if (kept := experiment_in(self.path / "checkpoint")) is None:
+                raise
+            why = str(error) if path.exists() else f"{path} is missing"
+            log.warning("%s; the configuration is taken from %s", why, kept[1])
+            return resolve(Experiment.parse(kept[0]))
 
     def write_config(self, experiment: Experiment) -> None:
         """Write the complete experiment."""
-        write_atomically(self.path / "config.yaml", experiment.to_yaml())
+        write_atomically(self.path / "config.yaml", seal(experiment.to_yaml()))
+        self._config = experiment
 
     def partition(self, images: int) -> list[Tensor] | None:
         """The clients' shares of `images` training images as the run began with them, if they can still be read."""
         path = self.path / "partition.json"
         try:
-            return load_partition(path, images)
+            return load_partition(path, images, untouched=True)
         except DataError as error:
             log.warning("%s; the partition is made anew from the seed", error)
             return None
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add a round to metrics.jsonl."""
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        path = self.path / "metrics.jsonl"
+        with naming(path), path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -165,21 +197,24 @@ class RunDirectory:
     def history(self) -> list[dict[str, Any]]:
         """The rounds in metrics.jsonl; lines that are damaged, as by a crash, are left out."""
         path = self.path / "metrics.jsonl"
-        if not path.exists():
-            return []
-        records: list[dict[str, Any]] = []
-        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
-            try:
-                record = json.loads(line)
-                records.append({**record, "round": _round_number(record["round"])})
-            except (ValueError, TypeError, KeyError, OverflowError):
-                log.warning("line %d of %s is damaged and left out", number, path)
-        return records
+        return _records(path) if path.exists() else []
 
-    def forget_rounds_after(self, round_: int) -> None:
-        """Drop the lines of rounds that are played again after a resume."""
-        kept = [record for record in self.history() if record["round"] <= round_]
-        write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in kept))
+    def restore_history(self, kept: bytes | None, round_: int) -> list[dict[str, Any]]:
+        """metrics.jsonl as it was after a round: what its checkpoint kept of it, or by itself where it kept nothing."""
+        path = self.path / "metrics.jsonl"
+        if kept is None:  # of an earlier version
+            records = [record for record in self.history() if record["round"] <= round_]
+            self.write_history(records)
+            return records
+        found = path.read_bytes() if path.exists() else b""
+        if not path.exists() or not (kept.startswith(found) or found.startswith(kept)):
+            log.warning("%s is damaged or missing; it is restored from its copy beside the checkpoints", path)
+        write_atomically(path, kept.decode())
+        return _records(path)
+
+    def write_history(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Write metrics.jsonl anew."""
+        write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in records))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json."""
@@ -187,13 +222,46 @@ class RunDirectory:
 
     def summary(self) -> dict[str, Any]:
         """What summary.json holds."""
-        return dict(json.loads(self._existing("summary.json").read_text(encoding="utf-8")))
+        path = self._existing("summary.json")
+        try:
+            summary = read_json(path)
+        except (OSError, ValueError):
+            summary = None
+        if not isinstance(summary, dict) or type(summary.get("rounds")) is not int:
+            raise TrainingError(f"{path} is damaged: `fedu2 train --resume` writes it anew")
+        return summary
 
     def _existing(self, name: str) -> Path:
         path = self.path / name
         if not path.exists():
             raise TrainingError(f"{path} does not exist; is {self.path} a finished run?")
         return path
+
+
+def _sealed_experiment(path: Path) -> Experiment:
+    """The experiment in a run's own config.yaml, which nobody may have changed since it was written."""
+    try:
+        content = unseal(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} is damaged, or was changed by hand: {error}") from None
+    if not content.strip():
+        raise UsageError(f"{path} is damaged: it is empty")
+    try:
+        return Experiment.load(path)
+    except UsageError as error:
+        raise UsageError(f"{path} is damaged: {error}") from None
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    """The rounds in a file of records; lines that are damaged are left out."""
+    records: list[dict[str, Any]] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+        try:
+            record = parse_json(line)
+            records.append({**record, "round": _round_number(record["round"])})
+        except (ValueError, TypeError, KeyError, OverflowError):
+            log.warning("line %d of %s is damaged and left out", number, path)
+    return records
 
 
 def _round_number(value: Any) -> int:

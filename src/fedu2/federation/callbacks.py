@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ from fedu2.federation.backend import EpochReport
 from fedu2.methods import Task
 
 __all__ = ["Callback", "Callbacks", "TensorBoard"]
+
+log = logging.getLogger("fedu2")
 
 
 class Callback:
@@ -67,7 +71,7 @@ class Callbacks(Callback):
 
 
 class TensorBoard(Callback):
-    """Scalars of every round for TensorBoard, under `tensorboard/` of the run."""
+    """Scalars of every round for TensorBoard, under `tensorboard/` of the run; if they fail, the run goes on."""
 
     def __init__(self) -> None:
         self._writer: Any = None
@@ -77,15 +81,24 @@ class TensorBoard(Callback):
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:  # a slim installation can do without
             return
-        self._writer = SummaryWriter(str(directory / "tensorboard"), purge_step=round_ + 1 if round_ else None)
+        with self._forgiving():
+            self._writer = SummaryWriter(str(directory / "tensorboard"), purge_step=round_ + 1 if round_ else None)
 
     def on_round(self, record: Mapping[str, Any]) -> None:
-        if self._writer is None:
-            return
-        for name, value in record.items():
-            if isinstance(value, int | float) and name != "round":
-                self._writer.add_scalar(name, value, record["round"])
+        with self._forgiving():
+            for name, value in record.items():
+                if self._writer is not None and isinstance(value, int | float) and name != "round":
+                    self._writer.add_scalar(name, value, record["round"])
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        with self._forgiving():
+            if self._writer is not None:
+                self._writer.close()
+
+    @contextmanager
+    def _forgiving(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._writer = None
+            log.warning("TensorBoard's curves end here: %s", error)

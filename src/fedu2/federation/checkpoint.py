@@ -4,7 +4,8 @@
         server.safetensors          θ_g and its buffers under the module's own names; `extra/NAME` of the method
         client-0003.safetensors     what client 3 remembers
         best.safetensors            the global model of the best round by kNN, where that is an earlier one
-        manifest.json               round, experiment, and the size and SHA-256 of every file
+        manifest.json               round, experiment, the size and SHA-256 of every file, and its own digest
+    checkpoint/metrics.jsonl        the records of all rounds; how much of it belongs to a checkpoint is in its manifest
 
 A checkpoint is written beside its final place, flushed to the disk, and renamed: it is there whole or not at all. The
 last two are kept, so that a damaged one has a predecessor to fall back to.
@@ -17,7 +18,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +28,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedu2.errors import TrainingError
+from fedu2.federation.journal import Journal
 from fedu2.federation.rounds import Best, FederationState
-from fedu2.files import flush
+from fedu2.files import digest_of, flush, naming, read_json
 from fedu2.methods import ServerState
 from fedu2.models.flat import Layout, ModelState
 
-__all__ = ["Checkpoints"]
+__all__ = ["Checkpoints", "experiment_in", "places"]
 
 log = logging.getLogger("fedu2")
 
 FORMAT = 2
 UNCHANGED = 1  # what clients remember is laid out otherwise since then; the rest is as it was
-KEPT = 2
 
 
 class Checkpoints:
@@ -48,76 +49,107 @@ class Checkpoints:
         self.directory = directory
         self.layout = layout
         self.buffer_layout = buffer_layout
+        self.journal = Journal(directory / "metrics.jsonl")
+        self.last: Path | None = None  # the last whole one that was written or read
 
-    def save(self, state: FederationState, experiment: Mapping[str, Any]) -> Path:
-        """Write `state`; afterwards older checkpoints may go."""
+    def save(
+        self, state: FederationState, experiment: Mapping[str, Any], history: Sequence[Mapping[str, Any]] = ()
+    ) -> Path:
+        """Write `state`, and the records of rounds since the last checkpoint; afterwards older ones may go."""
         place = self.directory / f"round-{state.round:06d}"
         draft = self.directory / f".{place.name}.{os.getpid()}"
         self.sweep()
-        draft.mkdir(parents=True)
         try:
-            save_file(self._server_tensors(state.server), draft / "server.safetensors")
-            if state.best and state.best.round != state.round:
-                save_file(self._server_tensors(ServerState(state.best.model)), draft / "best.safetensors")
-            for client, memory in state.memories.items():
-                tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in memory.items()}
-                save_file(tensors, draft / f"client-{client:04d}.safetensors")
+            with naming(draft):
+                self._write(draft, state, experiment, history)
+                shutil.rmtree(place, ignore_errors=True)  # a damaged one, of a round that is played again
+                draft.rename(place)
+                flush(self.directory)
+                flush(self.directory.parent)
+                self.journal.commit()
         except (SafetensorError, OSError) as error:
             self.sweep()
             raise TrainingError(f"the checkpoint of round {state.round} cannot be written: {error}") from None
+        for old in places(self.directory):  # a damaged one is no predecessor, whatever its round
+            if old not in (place, self.last):
+                shutil.rmtree(old, ignore_errors=True)
+        self.last = place
+        return place
+
+    def _write(
+        self,
+        draft: Path,
+        state: FederationState,
+        experiment: Mapping[str, Any],
+        history: Sequence[Mapping[str, Any]],
+    ) -> None:
+        draft.mkdir(parents=True)
+        save_file(self._server_tensors(state.server), draft / "server.safetensors")
+        if state.best and state.best.round != state.round:
+            save_file(self._server_tensors(ServerState(state.best.model)), draft / "best.safetensors")
+        for client, memory in state.memories.items():
+            tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in memory.items()}
+            save_file(tensors, draft / f"client-{client:04d}.safetensors")
         files = {path.name: _fingerprint(path) for path in sorted(draft.iterdir())}
         manifest = {"format": FORMAT, "round": state.round, "files": files, "experiment": dict(experiment)}
         manifest["best"] = {"round": state.best.round, "knn": state.best.knn} if state.best else None
+        manifest["seen"] = {str(client): list(models) for client, models in state.seen.items()}
+        manifest["metrics"] = self.journal.write(history)
+        manifest["digest"] = digest_of(manifest)
         (draft / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         for path in draft.iterdir():
             flush(path)
         flush(draft)
-        shutil.rmtree(place, ignore_errors=True)  # of a round that is played again after falling back
-        draft.rename(place)
-        flush(self.directory)
-        for old in self._places()[KEPT:]:
-            shutil.rmtree(old, ignore_errors=True)
-        return place
 
     def sweep(self) -> None:
         """Remove what a crash left half-written; only for the process that holds the run's lock."""
         for draft in self.directory.glob(".round-*"):
             shutil.rmtree(draft, ignore_errors=True)
 
-    def latest(self, device: torch.device | str) -> tuple[FederationState, dict[str, Any], Path] | None:
-        """The newest whole checkpoint: its state, the experiment that it belongs to, and its place."""
+    def latest(
+        self, device: torch.device | str, spare: Path | None = None
+    ) -> tuple[FederationState, dict[str, Any], Path] | None:
+        """The newest whole checkpoint: its state, the experiment that it belongs to, and its place.
+
+        spare: to go on with the run, the records must be whole, too, there or in the journal.
+        """
         damaged: list[str] = []
-        for place in self._places():
+        for place in places(self.directory):
             try:
                 state, experiment = self._load(place, device)
+                if spare is not None:
+                    self.records(place, spare)
             except TrainingError as error:
                 log.warning("%s; falling back to the checkpoint before it", error)
                 damaged.append(str(error))
                 continue
+            self.last = place
             return state, experiment, place
         if damaged:
             raise TrainingError(f"no checkpoint in {self.directory} is whole: {'; '.join(damaged)}")
         return None
 
-    def _places(self) -> list[Path]:
-        return sorted((p for p in self.directory.glob("round-*") if p.is_dir()), reverse=True)
+    def records(self, place: Path, spare: Path) -> bytes | None:
+        """The lines of a checkpoint's rounds, from the journal or from `spare`; None of an earlier version."""
+        mark = _read_manifest(place).get("metrics")
+        return None if mark is None else self.journal.records(mark, spare)
 
     def _load(self, place: Path, device: torch.device | str) -> tuple[FederationState, dict[str, Any]]:
         manifest = _read_manifest(place)
         for name, fingerprint in manifest["files"].items():
-            path = place / name
-            if not path.is_file() or _fingerprint(path) != fingerprint:
-                raise TrainingError(f"checkpoint file {path} is {'damaged' if path.exists() else 'missing'}")
+            _check(place / name, fingerprint)
         try:
             server = self._server_state(load_file(place / "server.safetensors", str(device)), device)
             memories = {
-                int(path.stem.removeprefix("client-")): load_file(path, str(device))
-                for path in sorted(place.glob("client-*.safetensors"))
+                int(name.removeprefix("client-").partition(".")[0]): load_file(place / name, str(device))
+                for name in sorted(manifest["files"])
+                if name.startswith("client-")
             }
             best = self._best(place, manifest, server, device)
-        except (SafetensorError, OSError, KeyError, ValueError, RuntimeError) as error:
+            seen = {int(client): tuple(models) for client, models in manifest.get("seen", {}).items()}
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
             raise TrainingError(f"checkpoint {place} does not fit this model: {error}") from None
-        return FederationState(int(manifest["round"]), server, memories, best), manifest["experiment"]
+        return FederationState(int(manifest["round"]), server, memories, best, seen), manifest["experiment"]
 
     def _best(
         self, place: Path, manifest: Mapping[str, Any], server: ServerState, device: torch.device | str
@@ -142,15 +174,32 @@ class Checkpoints:
         )
 
 
+def places(directory: Path) -> list[Path]:
+    """The checkpoints in a directory, whole or not, the newest first."""
+    return sorted((place for place in directory.glob("round-*") if place.is_dir()), reverse=True)
+
+
+def experiment_in(directory: Path) -> tuple[dict[str, Any], Path] | None:
+    """The experiment that the newest checkpoint belongs to whose manifest is whole, and its place."""
+    for place in places(directory):
+        try:
+            return _read_manifest(place)["experiment"], place
+        except TrainingError:
+            continue
+    return None
+
+
 def _read_manifest(place: Path) -> dict[str, Any]:
     path = place / "manifest.json"
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = read_json(path)
         whole = (
             isinstance(manifest["files"], dict)
+            and all(Path(name).name == name for name in manifest["files"])  # none leads out of its place
             and "server.safetensors" in manifest["files"]
             and isinstance(manifest["experiment"], dict)
             and place.name == f"round-{manifest['round']:06d}"
+            and manifest.pop("digest", None) in (None, digest_of(manifest))  # earlier versions wrote none
         )
     except (OSError, ValueError, KeyError, TypeError):
         whole = False
@@ -160,6 +209,17 @@ def _read_manifest(place: Path) -> dict[str, Any]:
     if manifest.get("format") not in (FORMAT, *([] if remembers else [UNCHANGED])):
         raise TrainingError(f"checkpoint {place} has format {manifest.get('format')}; this version reads {FORMAT}")
     return dict(manifest)
+
+
+def _check(path: Path, fingerprint: Any) -> None:
+    try:
+        whole = _fingerprint(path) == fingerprint
+    except FileNotFoundError:
+        raise TrainingError(f"checkpoint file {path} is missing") from None
+    except OSError as error:
+        raise TrainingError(f"checkpoint file {path} cannot be read: {error.strerror}") from None
+    if not whole:
+        raise TrainingError(f"checkpoint file {path} is damaged")
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from fedu2.errors import TrainingError, UsageError
+from fedu2.evaluation.alarm import Sign, collapsed, first_signs, floors, sentence
 from fedu2.federation.backend import Backend
 from fedu2.federation.callbacks import Callback
 from fedu2.federation.checkpoint import Checkpoints
@@ -20,6 +24,8 @@ from fedu2.objectives import Objective
 from fedu2.rundir import RunDirectory
 
 __all__ = ["Federation", "Judge", "summarise"]
+
+log = logging.getLogger("fedu2")
 
 Clients = Callable[[], Sequence[int] | Mapping[int, int]]
 """Before a round: how many images each client has that can be had."""
@@ -50,8 +56,12 @@ class Federation:
         self.watch = watch
         self.device = device
         self.global_model = FlatModel(method.learner(), device)
+        features = int(getattr(self.global_model.module.encoder, "features", 0))
+        self.floors = floors(features, self.experiment.heads.out or features)
+        self.alarmed: set[str] = set()  # figures whose fall was told
         self.checkpoints = Checkpoints(directory.path / "checkpoint", *method.layouts)
         self.saved = 0  # the round of the last checkpoint
+        self.unsaved: list[dict[str, Any]] = []  # records of the rounds since then
 
     def play(
         self, resume: bool, begin: Callable[[], None], deadline: Deadline, surroundings: Mapping[str, Any]
@@ -67,7 +77,8 @@ class Federation:
         self.watch.on_start(self.experiment, self.directory.path, state.round)
         try:
             if state.round == 0:
-                self._write(self._measured(state, {"round": 0}))
+                self.unsaved = [self._measured(state, {"round": 0})]
+                self._tell(self.unsaved[0])
             deadline.start()
             while state.round < self.experiment.rounds and not deadline.reached():
                 state = self._round(state)
@@ -77,25 +88,33 @@ class Federation:
             else:
                 self.watch.on_end(self._summarise(surroundings))
         except TrainingError as error:
-            self._save(state)
+            with contextlib.suppress(TrainingError):  # the disk may be full
+                self._save(state)
             raise TrainingError(f"{error}; {self._last_good()}") from None
         finally:
             self.watch.close()
 
     def _resumed(self) -> FederationState | None:
         """The state of the last whole checkpoint, if there is one yet."""
-        found = self.checkpoints.latest(self.device)
+        metrics = self.directory.path / "metrics.jsonl"
+        found = self.checkpoints.latest(self.device, spare=metrics)
         if found is None:
             played = max((record["round"] for record in self.directory.history()), default=0)
-            if played:
+            kept = self.directory.config()
+            if played >= min(kept.checkpoint_every, kept.rounds):  # a round is told of after its checkpoint
                 raise TrainingError(f"{self.directory.path} has played {played} rounds, but its checkpoint is gone")
+            if played:
+                log.warning("%s ended before its first checkpoint; it begins anew", self.directory.path)
+            self.directory.write_history([])
             return None
         state, begun, place = found
         self.directory.compare(self.experiment, begun)
         if state.round > self.experiment.rounds:
             raise UsageError(f"rounds={self.experiment.rounds} is fewer than {place} has played: {state.round}")
         self.directory.write_config(self.experiment)
-        self.directory.forget_rounds_after(state.round)
+        records = self.directory.restore_history(self.checkpoints.records(place, metrics), state.round)
+        self.alarmed = set(first_signs(records))
+        self.checkpoints.journal.begin(metrics.read_bytes())
         self.saved = state.round
         return state
 
@@ -109,23 +128,39 @@ class Federation:
         if state.round == self.experiment.rounds or (every and state.round % every == 0):
             record = self._measured(state, record)
             state = state.judged(record["knn"]) if "knn" in record else state
-        self._write(record)
+        record |= self._alarm(record)
+        self.unsaved.append(record)
         if state.round % self.experiment.checkpoint_every == 0 or state.round == self.experiment.rounds:
             self._save(state)
+        self._tell(record)
         return state
 
     def _save(self, state: FederationState) -> None:
         if state.round and self.saved != state.round:
-            self.checkpoints.save(state, self.experiment.flat())
+            played = [record for record in self.unsaved if record["round"] <= state.round]
+            self.checkpoints.save(state, self.experiment.flat(), played)
+            self.unsaved = self.unsaved[len(played) :]
             self.saved = state.round
 
     def _measured(self, state: FederationState, record: dict[str, Any]) -> dict[str, Any]:
         began = time.perf_counter()
         self.global_model.load(state.server.model)
-        judged = self.judge(self.global_model.module, state.server, state.round)
+        try:
+            judged = self.judge(self.global_model.module, state.server, state.round)
+        except TrainingError as error:
+            raise TrainingError(f"after round {state.round} {error}") from None
         return record | judged | {"evaluation_seconds": time.perf_counter() - began}
 
-    def _write(self, record: Mapping[str, Any]) -> None:
+    def _alarm(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """What of a round points to a collapse, for its record; told aloud when it begins."""
+        low = collapsed(record, self.floors)
+        for name in (name for name in low if name not in self.alarmed):
+            log.warning("%s", sentence(name, Sign(record["round"], low[name], 1), self.floors[name]))
+        self.alarmed |= low.keys()
+        return {"collapse": low} if low else {}
+
+    def _tell(self, record: Mapping[str, Any]) -> None:
+        """Of a round; after its checkpoint, so that a line without one means that none was due yet."""
         self.directory.append(record)
         self.watch.on_round(record)
 
@@ -137,6 +172,15 @@ class Federation:
     def _last_good(self) -> str:
         found = self.checkpoints.latest("cpu")
         return f"the last good checkpoint is {found[2]}" if found else "there is no checkpoint yet"
+
+
+def _counted(history: Sequence[Mapping[str, Any]], name: str) -> dict[str, dict[str, int]]:
+    """How often each client was left out, or bounded, and for which reason: client → reason → rounds."""
+    counts: dict[str, Counter[str]] = {}
+    for record in history:
+        for client, reasons in record.get(name, {}).items():
+            counts.setdefault(client, Counter()).update([reasons] if isinstance(reasons, str) else reasons)
+    return {client: dict(counts[client]) for client in sorted(counts, key=int)}
 
 
 def summarise(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -161,4 +205,9 @@ def summarise(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         samples = [record["seconds"] * record["samples_per_second"] for record in trained]
         summary["seconds"] = sum(seconds)
         summary["samples_per_second"] = sum(samples) / sum(seconds)
+    if signs := first_signs(trained):
+        summary["collapse"] = {name: sign._asdict() for name, sign in signs.items()}
+    for name in ("left_out", "bounded"):
+        if counts := _counted(trained, name):
+            summary[name] = counts
     return summary
