@@ -47,7 +47,7 @@ class LocalGrid:
             try:
                 reply: Message | None = self.app(message, self.contexts[node])
             except Exception as error:  # as a SuperNode does
-                reply = Message(Error(code=0, reason=type(error).__name__), reply_to=message)
+                reply = Message(Error(code=0, reason=f"{type(error)}:<'{error}'>"), reply_to=message)
             assert reply is not None
             if self.spoil is not None:
                 reply = self.spoil(node, message, reply)

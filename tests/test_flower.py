@@ -22,8 +22,8 @@ from fedu2.experiment import Experiment
 from fedu2.federation.callbacks import Callback
 from fedu2.federation.flower import backend as flower_backend
 from fedu2.federation.flower.client_app import app
-from fedu2.federation.flower.server import serve
-from fedu2.federation.flower.server_app import experiment_of
+from fedu2.federation.flower.init import experiment_of
+from fedu2.federation.flower.server import LOOK, serve
 from fedu2.methods import build
 from flower_grid import LocalGrid
 
@@ -91,8 +91,10 @@ def test_a_server_that_was_killed_goes_on(micro: Experiment, tmp_path: Path) -> 
     resumed = serve(LocalGrid(app, nodes), experiment, tmp_path / "run")  # a new Flower run: contexts are empty
     assert _same(resumed, whole)
     assert [line["round"] for line in resumed.history] == [0, 1, 2, 3]
-    with pytest.raises(UsageError, match="is finished"):
+    with pytest.raises(UsageError, match="is finished, after round 3: raise rounds"):
         serve(LocalGrid(app, nodes), experiment, tmp_path / "run")
+    longer = serve(LocalGrid(app, nodes), experiment.with_(rounds=4), tmp_path / "run")
+    assert [line["round"] for line in longer.history] == [0, 1, 2, 3, 4]
 
 
 def test_half_precision_on_the_way(micro: Experiment, tmp_path: Path) -> None:
@@ -132,11 +134,12 @@ def _pictures(folder: Path, classes: int, count: int, seed: int) -> Path:
 def test_sites_with_images_of_their_own(micro: Experiment, tmp_path: Path) -> None:
     """Nothing but declared arrays, numbers and words travels: no pixel, no label, no path, no file name."""
     folders = [_pictures(tmp_path / f"hospital-{k}", 2, 12 + k, k) for k in range(2)]
-    nodes = {7: {"data": str(folders[0]), "site": "north"}, 8: {"data": str(folders[1]), "site": "south"}}
+    nodes = {7: {"data": str(folders[0]), "site": "north"}, 8: {"data": str(folders[1])}}
     grid = LocalGrid(app, nodes)
-    experiment = micro.with_(dataset="folder", rounds=2, data__holdout=0.25, evaluation__every=1)
+    own = _pictures(tmp_path / "hospital-server", 2, 6, 9)
+    experiment = micro.with_(dataset="folder", rounds=2, data__holdout=0.5, evaluation__every=1, data__root=str(own))
     run = serve(grid, experiment, tmp_path / "run")
-    assert json.loads((run.path / "sites.json").read_text())["clients"] == {"north": 0, "south": 1}
+    assert json.loads((run.path / "sites.json").read_text())["clients"] == {"north": 0, "site-8": 1}
     assert run.history[-1]["clients"] == [0, 1]
     assert 0 <= run.history[-1]["knn"] <= 100  # judged at the sites
     allowed = {
@@ -154,6 +157,20 @@ def test_sites_with_images_of_their_own(micro: Experiment, tmp_path: Path) -> No
             assert secret not in words
     replies = [m for d, _, m in grid.seen if d == "up" and m.metadata.message_type == "train.task"]
     assert {name for m in replies for name in m.content.config_records["reply"]} == {"format", "examples", "samples"}
+
+
+@pytest.mark.parametrize("harm", ["gone", "empty", "other number"])
+def test_a_server_does_not_go_on_without_its_roster(micro: Experiment, tmp_path: Path, harm: str) -> None:
+    """With other numbers the sites would draw other views and meet other memories, and nobody would notice."""
+    grid = LocalGrid(app, _partitions(3))
+    run = serve(grid, micro.with_(rounds=1), tmp_path / "run")
+    roster = run.path / "sites.json"
+    text = roster.read_text()
+    spoilt = {"empty": "", "other number": text.replace(": 2", ": 5")}.get(harm)
+    assert spoilt != text
+    roster.unlink() if spoilt is None else roster.write_text(spoilt)
+    with pytest.raises(TrainingError, match=r"sites\.json is damaged or missing"):
+        serve(grid, micro.with_(rounds=2), tmp_path / "run")
 
 
 def test_sites_need_no_labels(micro: Experiment, tmp_path: Path) -> None:
@@ -236,6 +253,43 @@ def test_a_round_goes_on_without_what_is_not_valid(micro: Experiment, tmp_path: 
     assert len(record["eua.weights"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ({"knn": 100.0}, "does not say what it measured"),
+        ({"knn": float("nan"), "tested": 10}, "what it measured cannot be"),
+        ({"knn": 50.0, "tested": -3}, "what it measured cannot be"),
+    ],
+)
+def test_figures_that_cannot_be_are_not_taken(
+    micro: Experiment, tmp_path: Path, told: dict[str, float], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def spoil(node: int, question: Message, answer: Message) -> Message:
+        if node != 101 or question.metadata.message_type != "query.judge":
+            return answer
+        others = {"effective_rank": 1.0, "projector_rank": 1.0, "alignment": 0.0, "uniformity": 0.0, "round": 99.0}
+        return _reply_with(answer, metrics=MetricRecord({**others, **told}))
+
+    run = serve(LocalGrid(app, _partitions(3), spoil), micro.with_(rounds=1), tmp_path / "run")
+    assert f"node 101 judges nothing: {'it ' * ('does' in reason)}{reason}" in caplog.text
+    assert run.history[-1]["round"] == 1
+    assert 0 <= run.history[-1]["knn"] < 100
+
+
+def test_a_copy_of_another_sites_model_is_left_out(micro: Experiment, tmp_path: Path) -> None:
+    sent: dict[int, Any] = {}
+
+    def copy(node: int, question: Message, answer: Message) -> Message:
+        if question.metadata.message_type != "train.task" or node == 100:
+            return answer
+        model = sent.setdefault(question.content.config_records["task"]["round"], answer.content.array_records["model"])
+        return _reply_with(answer, model=model)
+
+    run = serve(LocalGrid(app, _partitions(3), copy), micro.with_(rounds=1), tmp_path / "run")
+    assert run.history[-1]["left_out"] == {"2": "its model is that of client 1"}
+    assert run.summary["left_out"] == {"2": {"its model is that of client 1": 1}}
+
+
 def test_too_few_replies_stop_the_run_with_its_state_saved(micro: Experiment, tmp_path: Path) -> None:
     def spoil(node: int, question: Message, answer: Message) -> Message | None:
         task = question.content.config_records.get("task")
@@ -272,14 +326,45 @@ def test_a_site_that_dies_in_the_middle_of_a_round(micro: Experiment, tmp_path: 
         return answer
 
     run = serve(LocalGrid(app, _partitions(3), crash), micro.with_(rounds=1), tmp_path / "run")
-    assert run.history[-1]["left_out"] == {"2": "it failed: Node Unavailable"}
+    assert run.history[-1]["left_out"] == {"2": "it failed, and Flower's code for it is 3"}
 
 
-def test_too_few_sites(micro: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_sites(
+    micro: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("fedu2.federation.flower.server.LOOK", 0.01)
     experiment = micro.with_(flower__min_sites=4, flower__patience=0.1)
-    with pytest.raises(TrainingError, match=r"3 sites are connected, and flower\.min_sites=4 are needed"):
+    with caplog.at_level("INFO"), pytest.raises(TrainingError, match=r"connected: 3, needed: 4 .* after 0.1 seconds"):
         serve(LocalGrid(app, _partitions(3)), experiment, tmp_path / "run")
+    assert "waiting for sites; sites connected: 3, needed: 4" in caplog.text
+
+
+def test_nobody_is_waited_for_where_all_nodes_are_refused(micro: Experiment, tmp_path: Path) -> None:
+    """As when an app whose images are the sites' is simulated: no node has any."""
+    nodes: dict[int, dict[str, Any]] = {100: {}, 101: {}}
+    with pytest.raises(TrainingError, match="every node that is there was left out"):
+        serve(LocalGrid(app, nodes), micro.with_(flower__patience=1e6), tmp_path / "run")
+
+
+def test_waiting_for_the_first_sites_is_no_part_of_a_round(
+    micro: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = LocalGrid(app, _partitions(3))
+    grid.connected = set()
+    looks: list[float] = []
+
+    def look(seconds: float) -> None:
+        looks.append(seconds)
+        grid.connected = {100, 101, 102} if len(looks) > 4 else set()
+
+    monkeypatch.setattr("fedu2.federation.flower.server.time.sleep", look)
+
+    class Watch(Callback):
+        def on_start(self, *_: Any) -> None:
+            looks.append(-1)
+
+    serve(grid, micro.with_(rounds=1), tmp_path / "run", callbacks=[Watch()])
+    assert looks == [LOOK] * 5 + [-1]
 
 
 @pytest.mark.parametrize(
@@ -299,6 +384,123 @@ def test_nodes_that_are_no_sites_are_left_out(
     assert run.history[-1]["clients"] == [0, 1, 2]
     assert f"node 500 is left out: {'' if 'another' in reason else 'it has '}{reason}" in caplog.text
     assert "/nonexistent" not in str([str(m) for _, _, m in LocalGrid(app, {}).seen])
+
+
+def test_a_node_that_was_refused_is_asked_again(
+    micro: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A site that was mended, and comes back with the same key, has the same node id."""
+    monkeypatch.setattr(flower_backend, "AGAIN", 0.0)
+    grid = LocalGrid(app, {**_partitions(2), 500: {"data": "/nonexistent"}})
+
+    class Mend(Callback):
+        def on_round(self, record: Any) -> None:
+            if record["round"] == 1:
+                grid.contexts[500].node_config = {"partition-id": 2}
+
+    run = serve(grid, micro.with_(rounds=2), tmp_path / "run", callbacks=[Mend()])
+    assert [line["clients"] for line in run.history[1:]] == [[0, 1], [0, 1, 2]]
+
+
+@pytest.mark.parametrize("names", [["alpha", "partition-0"], ["partition-0", "partition-00"], ["partition-²"]])
+def test_no_name_takes_the_number_of_another(names: list[str]) -> None:
+    roster = flower_backend.Roster()
+    numbers = [roster.admit(flower_backend.SiteCard(name, node, 10, False)) for node, name in enumerate(names)]
+    assert len(set(numbers)) == len(names)
+    assert [roster.admit(flower_backend.SiteCard(name, 50, 10, False)) for name in names] == numbers
+
+
+@pytest.mark.parametrize("name", ["x" * 65, "a\nfedu2: finished", "\x1b[2J", ""])
+def test_names_that_forge_logs_are_refused(
+    micro: Experiment, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def spoil(node: int, question: Message, answer: Message) -> Message:
+        if node == 101 and question.metadata.message_type == "query.describe":
+            answer.content.config_records["site"]["name"] = name
+        return answer
+
+    experiment = micro.with_(rounds=1)
+    run = serve(LocalGrid(app, _partitions(3), spoil), experiment, tmp_path / "run")
+    assert run.history[-1]["clients"] == [0, 2]
+    assert "cannot be printed" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["round", "clients", "left_out", "Loss", "a b"])
+def test_figures_of_a_site_do_not_become_the_servers(micro: Experiment, tmp_path: Path, name: str) -> None:
+    def spoil(node: int, question: Message, answer: Message) -> Message:
+        if node == 101 and question.metadata.message_type == "train.task":
+            answer.content.metric_records["metrics"][name] = 12057
+        return answer
+
+    run = serve(LocalGrid(app, _partitions(3), spoil), micro.with_(rounds=1), tmp_path / "run")
+    record = run.history[-1]
+    assert (record["round"], record["clients"]) == (1, [0, 2])
+    assert record["left_out"] == {"1": "it sends 1 figures that are not a loss's"}
+
+
+def test_what_nobody_foresaw_names_no_file(micro: Experiment, tmp_path: Path) -> None:
+    """A memory that cannot be written fails with a sentence of the system's, which names the path."""
+    (tmp_path / "afile").write_text("x")
+    nodes = _partitions(3)
+    nodes[101]["memory"] = str(tmp_path / "afile" / "clinic-of-dr-x")
+    grid = LocalGrid(app, nodes)
+    run = serve(grid, micro.with_(method="fedema", rounds=1), tmp_path / "run")
+    assert run.history[-1]["left_out"] == {"1": "it has trouble with its training; its own log says more"}
+    assert "clinic" not in (run.path / "metrics.jsonl").read_text()
+    assert not any("clinic" in str(m.content) for d, _, m in grid.seen if d == "up" and m.has_content())
+
+
+@pytest.mark.parametrize("every", [2, 3])
+def test_memories_reach_back_as_far_as_checkpoints(micro: Experiment, tmp_path: Path, every: int) -> None:
+    experiment = micro.with_(method="fedema", rounds=2 * every + 1, checkpoint_every=every)
+    whole = serve(LocalGrid(app, _partitions(3)), experiment, tmp_path / "whole")
+
+    class Killed(BaseException):
+        pass
+
+    def kill(node: int, question: Message, answer: Message) -> Message:
+        task = question.content.config_records.get("task")
+        if question.metadata.message_type == "train.task" and task["round"] == 2 * every and node == 101:
+            raise Killed
+        return answer
+
+    nodes = _partitions(3, memory=str(tmp_path / "memory"))  # one folder for all: sites do not mix theirs
+    with pytest.raises(Killed):
+        serve(LocalGrid(app, nodes, kill), experiment, tmp_path / "run")
+    assert _same(serve(LocalGrid(app, nodes), experiment, tmp_path / "run"), whole)
+
+
+def test_what_was_trained_is_kept_when_all_sites_leave_before_the_judging(micro: Experiment, tmp_path: Path) -> None:
+    grid = LocalGrid(app, _partitions(3))
+
+    def leave(node: int, question: Message, answer: Message) -> Message:
+        task = question.content.config_records.get("task")
+        if question.metadata.message_type == "train.task" and task["round"] == 2 and node == 102:
+            grid.connected = set()
+        return answer
+
+    grid.spoil = leave
+    run = serve(grid, micro.with_(rounds=2, evaluation__every=1), tmp_path / "run")
+    assert run.rounds_played == 2
+    assert "knn" not in run.history[-1]
+
+
+def test_a_site_may_decline_to_judge_and_tells_nothing_of_single_images(micro: Experiment, tmp_path: Path) -> None:
+    nodes = {
+        7: {"data": str(_pictures(tmp_path / "a", 2, 20, 0)), "judge": False},
+        8: {"data": str(_pictures(tmp_path / "b", 2, 20, 1))},
+        9: {"data": str(_pictures(tmp_path / "c", 2, 8, 2))},
+    }
+    grid = LocalGrid(app, nodes)
+    serve(grid, micro.with_(dataset="folder", rounds=1, data__holdout=0.25, evaluation__every=1), tmp_path / "run")
+    assert {node for _, node, m in grid.seen if m.metadata.message_type == "query.judge"} == {8}
+
+
+def test_messages_live_no_longer_than_somebody_waits_for_them(micro: Experiment, tmp_path: Path) -> None:
+    grid = LocalGrid(app, _partitions(3))
+    serve(grid, micro.with_(rounds=1, flower__timeout=77), tmp_path / "run")
+    lives = {m.metadata.ttl for d, _, m in grid.seen if d == "down" and m.metadata.message_type == "train.task"}
+    assert lives == {77}
 
 
 def test_the_apps_configuration_is_an_experiment() -> None:

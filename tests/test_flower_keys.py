@@ -159,7 +159,7 @@ def test_what_keys_say_of_themselves_is_no_secret(tmp_path: Path) -> None:
         ([["a"], ["https://fed.example.org"]], {}, "neither a host's name"),
         ([["a"], ["10.0.0.7:8000"]], {}, "neither a host's name"),
         ([["a"], ["-x.org"]], {}, "neither a host's name"),
-        ([["a"]], {"days": 0}, "a day or more"),
+        ([["a"]], {"days": 0}, "1 to 3650 days"),
     ],
 )
 def test_impossible_wishes_are_refused_before_anything_is_written(
@@ -174,3 +174,17 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UsageError, match="keys cannot be written to"):
         make_keys(tmp_path / "file" / "k", ["a"])
+
+
+@pytest.mark.parametrize("days", [0, 3_000_000])
+def test_a_validity_that_makes_no_sense_is_refused(tmp_path: Path, days: int) -> None:
+    with pytest.raises(UsageError, match="days"):
+        make_keys(tmp_path / "keys", ["a"], days=days)
+    assert not (tmp_path / "keys").exists()
+
+
+def test_a_folder_in_the_place_of_a_key_leaves_all_others_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "north").mkdir()
+    with pytest.raises(UsageError, match="folders in the place of keys: north"):
+        make_keys(tmp_path, ["north", "south"], force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["north"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedu2.defence.bounds import claims, limit_of
 from fedu2.errors import DataError
 from fedu2.experiment import Experiment
 from fedu2.federation.backend import Absent, Observer
-from fedu2.federation.flower.wire import Assignment, pack_assignment, unpack_reply
+from fedu2.federation.flower.wire import Assignment, pack_assignment, pack_server, told_experiment, unpack_reply
 from fedu2.methods import Memory, Reply, ServerState, Task
 
 __all__ = ["FlowerBackend", "Roster", "SiteCard"]
@@ -23,7 +24,12 @@ log = logging.getLogger("fedu2")
 
 PATIENCE = 120.0  # seconds for a site to describe itself
 PAUSE = 0.2  # seconds between two looks for replies
-PARTITION = "partition-"
+AGAIN = 60.0  # seconds after which a node that was refused is asked again
+MOST_IMAGES = 10**9
+PARTITION = re.compile(r"partition-([0-9]{1,6})")
+TROUBLES = ("images", "configuration", "training")  # the kinds of errors that a site tells
+FIGURES = ("knn", "effective_rank", "projector_rank", "alignment", "uniformity")  # what a site with labels measures
+HUGE = 1e9  # no figure comes near it, nor does what is not a number
 
 
 @dataclass(frozen=True)
@@ -42,16 +48,15 @@ class Roster:
 
     numbers: dict[str, int] = field(default_factory=dict)
     cards: dict[int, SiteCard] = field(default_factory=dict)  # of those that are connected now
-    refused: set[int] = field(default_factory=set)  # nodes that could not say who they are
+    refused: dict[int, float] = field(default_factory=dict)  # nodes that could not say who they are: when to ask again
 
     def admit(self, card: SiteCard) -> int:
         """The client number of a site, new or known."""
         number = self.numbers.get(card.name)
         if number is None:
-            own = card.name.removeprefix(PARTITION)
-            taken = set(self.numbers.values())
-            free = next(n for n in range(len(taken) + 1) if n not in taken)
-            number = int(own) if card.name.startswith(PARTITION) and own.isdigit() else free
+            own, taken = PARTITION.fullmatch(card.name), set(self.numbers.values())
+            wanted = range(int(own[1]), int(own[1]) + 1) if own else range(0)  # nobody's number is taken away
+            number = next(n for n in (*wanted, *range(len(taken) + 1)) if n not in taken)
             self.numbers[card.name] = number
         self.cards[number] = card
         return number
@@ -63,21 +68,25 @@ class Roster:
     def keep(self, nodes: set[int]) -> None:
         """Forget sites whose nodes are gone."""
         self.cards = {number: card for number, card in self.cards.items() if card.node in nodes}
-        self.refused &= nodes
+        self.refused = {node: when for node, when in self.refused.items() if node in nodes}
 
 
 class FlowerBackend:
     """Runs tasks at the sites. run: the federation's name; half: parameters travel in bfloat16."""
 
+    trusted = False  # sites answer what they like
+
     def __init__(self, grid: Grid, experiment: Experiment, run: str, roster: Roster) -> None:
         self.grid, self.experiment, self.name, self.roster = grid, experiment, run, roster
 
     def refresh(self) -> None:
-        """Ask nodes that are new who they are."""
+        """Ask nodes that are new who they are, and those that were refused a while ago."""
         nodes = set(self.grid.get_node_ids())
         self.roster.keep(nodes)
-        known = {card.node for card in self.roster.cards.values()} | self.roster.refused
-        ask = ConfigRecord({"experiment": json.dumps(self.experiment.flat())})
+        now = time.monotonic()
+        known = {card.node for card in self.roster.cards.values()}
+        known |= {node for node, when in self.roster.refused.items() if now < when}
+        ask = ConfigRecord({"experiment": told_experiment(self.experiment)})
         new = {node: RecordDict({"ask": ask}) for node in sorted(nodes - known)}
         cards: list[SiteCard] = []
         for node, answer in self._ask(new, "query.describe", PATIENCE):
@@ -89,6 +98,7 @@ class FlowerBackend:
             if self.roster.has(card.name):
                 self._refuse(card.node, f"another node is site {card.name} already")
             else:
+                self.roster.refused.pop(card.node, None)
                 log.info("site %s is client %d, with %d images", card.name, self.roster.admit(card), card.examples)
 
     def run(
@@ -103,7 +113,9 @@ class FlowerBackend:
                 yield Absent(task.client, "it is not connected")
             else:
                 assigned[card.node] = Assignment(self.name, task, server, self.experiment, half)
-        contents = {node: pack_assignment(assignment) for node, assignment in assigned.items()}
+        arrays = pack_server(server, half) if assigned else None
+        contents = {node: pack_assignment(assignment, arrays) for node, assignment in assigned.items()}
+        del arrays
         for node, answer in self._ask(contents, "train.task", self.experiment.flower.timeout):
             client = assigned[node].task.client
             try:
@@ -116,25 +128,29 @@ class FlowerBackend:
         judges = [card for card in self.roster.cards.values() if card.judges]
         task = Task(round_, 0, 0, 0.0, 0.0)
         content = pack_assignment(Assignment(self.name, task, server, self.experiment, self.experiment.flower.half))
-        sums: dict[str, float] = {}
-        tested = 0.0
+        told: list[tuple[int, dict[str, float]]] = []
         for node, answer in self._ask({card.node: content for card in judges}, "query.judge", PATIENCE):
             try:
-                told = {name: float(str(value)) for name, value in _content(answer).metric_records["metrics"].items()}
-            except (DataError, KeyError, ValueError) as error:
+                told.append(_figures(answer))
+            except DataError as error:
                 log.warning("node %d judges nothing: %s", node, error)
-                continue
-            weight = told.pop("tested")
-            tested += weight
-            for name, value in told.items():
-                sums[name] = sums.get(name, 0.0) + weight * value
-        return {name: value / tested for name, value in sums.items()} if tested else {}
+        if not told:
+            return {}
+        tested = [images for images, _ in told]
+        limit = limit_of(self.experiment.defence.claims, self.trusted)
+        for place, images in (claims(tested, limit) if limit else {}).items():
+            tested[place] = images
+        parts = list(zip(tested, (figures for _, figures in told), strict=True))
+        return {name: sum(n * figures[name] for n, figures in parts) / sum(tested) for name in FIGURES}
 
     def _ask(
         self, contents: Mapping[int, RecordDict], kind: str, patience: float
     ) -> Iterator[tuple[int, Message | None]]:
         """Send each node its message; answers as they come, None for those that do not within `patience` seconds."""
-        messages = [Message(content, dst_node_id=node, message_type=kind) for node, content in contents.items()]
+        # What nobody waits for any more is not worked on, either: Flower drops it after its time.
+        messages = [
+            Message(content, dst_node_id=node, message_type=kind, ttl=patience) for node, content in contents.items()
+        ]
         if not messages:
             return
         sent = dict(zip(self.grid.push_messages(messages), contents, strict=True))
@@ -149,8 +165,8 @@ class FlowerBackend:
             yield node, None
 
     def _refuse(self, node: int, reason: str) -> None:
-        self.roster.refused.add(node)
-        log.warning("node %d is left out: %s", node, reason)
+        self.roster.refused[node] = time.monotonic() + AGAIN
+        log.warning("node %d is left out: %s; it is asked again in %g seconds", node, reason, AGAIN)
 
 
 def _card(node: int, answer: Message | None) -> SiteCard:
@@ -160,9 +176,24 @@ def _card(node: int, answer: Message | None) -> SiteCard:
         card = SiteCard(str(told["name"]), node, int(str(told["examples"])), bool(told["judges"]))
     except (KeyError, ValueError) as error:
         raise DataError(f"it does not say who it is: {error}") from None
-    if card.examples < 2:
+    if not (0 < len(card.name) <= 64 and card.name.isprintable()):
+        raise DataError("its name is longer than 64 characters, or cannot be printed")
+    if not 2 <= card.examples <= MOST_IMAGES:
         raise DataError(f"site {card.name} has {card.examples} images, and a client needs two")
     return card
+
+
+def _figures(answer: Message | None) -> tuple[int, dict[str, float]]:
+    """How many held-out images a site has, and what it measured on them."""
+    try:
+        told = _content(answer).metric_records["metrics"]
+        figures = {name: float(str(told[name])) for name in FIGURES}
+        tested = int(str(told["tested"]))
+    except (KeyError, ValueError) as error:
+        raise DataError(f"it does not say what it measured: {error}") from None
+    if not all(abs(value) < HUGE for value in figures.values()) or tested < 1:
+        raise DataError("what it measured cannot be")
+    return tested, figures
 
 
 def _content(answer: Message | None) -> RecordDict:
@@ -170,9 +201,11 @@ def _content(answer: Message | None) -> RecordDict:
     if answer is None:
         raise DataError("it did not answer in time")
     if answer.has_error():
-        raise DataError(f"it failed: {answer.error.reason}")
+        raise DataError(
+            f"it failed, and Flower's code for it is {answer.error.code}"
+        )  # the text may name a site's files
     content = answer.content
     if "error" in content.config_records:
         about = str(content.config_records["error"].get("about"))
-        raise DataError(f"it has trouble with {about}; its own log says more")
+        raise DataError(f"it has trouble with its {about if about in TROUBLES else 'work'}; its own log says more")
     return content

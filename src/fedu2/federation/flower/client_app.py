@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -39,6 +40,7 @@ log = logging.getLogger("fedu2")
 app = ClientApp()
 
 MEMORY = "memory-"
+LEAST_JUDGED = 10  # held-out images: figures of fewer tell of single ones
 
 
 class ContextMemory:
@@ -66,19 +68,25 @@ Answer = Callable[[Message, Context], RecordDict]
 
 
 def _answered(answer: Answer) -> Callable[[Message, Context], Message]:
-    """Send the answer; of what went wrong the server learns the kind, for a sentence of ours may name files."""
+    """Send the answer; of what went wrong the server learns the kind, for a sentence may name the site's files."""
 
     def reply(message: Message, context: Context) -> Message:
         try:
             content = answer(message, context)
         except FedU2Error as error:
             log.error("%s", error)
-            kinds = {DataError: "its images", UsageError: "its configuration"}
-            about = next((what for kind, what in kinds.items() if isinstance(error, kind)), "its training")
-            content = RecordDict({"error": ConfigRecord({"about": about})})
+            kinds = {DataError: "images", UsageError: "configuration"}
+            content = _trouble(next((what for kind, what in kinds.items() if isinstance(error, kind)), "training"))
+        except Exception:  # Flower would send its text
+            log.exception("this went wrong, and nobody foresaw it")
+            content = _trouble("training")
         return Message(content, reply_to=message)
 
     return reply
+
+
+def _trouble(about: str) -> RecordDict:
+    return RecordDict({"error": ConfigRecord({"about": about})})
 
 
 @app.query("describe")
@@ -86,8 +94,7 @@ def _answered(answer: Answer) -> Callable[[Message, Context], Message]:
 def describe(message: Message, context: Context) -> RecordDict:
     asked = json.loads(str(message.content.config_records["ask"]["experiment"]))
     site, _ = _site(Experiment.parse(asked), context)
-    judges = site.test.labels is not None and site.train.labels is not None and len(site.test) > 1
-    told: dict[str, Any] = {"name": site.name, "examples": len(site.share), "judges": judges}
+    told: dict[str, Any] = {"name": site.name, "examples": len(site.share), "judges": _judges(site, context)}
     return RecordDict({"site": ConfigRecord(told)})
 
 
@@ -98,7 +105,7 @@ def train(message: Message, context: Context) -> RecordDict:
     asked = unpack_assignment(message.content)
     site, experiment = _site(asked.experiment, context)
     assignment = replace(asked, experiment=experiment)
-    reply = site.work(assignment, _memories(context, asked.run))
+    reply = site.work(assignment, _memories(context, asked.run, site))
     seconds = {"site_seconds": time.perf_counter() - began}  # what a round takes beyond them is on the way
     return pack_reply(replace(reply, metrics={**reply.metrics, **seconds}), asked)
 
@@ -108,6 +115,8 @@ def train(message: Message, context: Context) -> RecordDict:
 def judge(message: Message, context: Context) -> RecordDict:
     asked = unpack_assignment(message.content)
     site, experiment = _site(asked.experiment, context)
+    if not _judges(site, context):
+        raise UsageError("this site does not judge encoders")
     device = choose_device(experiment.device)
     model = FlatModel(build(experiment).learner(), device)
     model.load(asked.server.model)
@@ -119,10 +128,17 @@ def judge(message: Message, context: Context) -> RecordDict:
 def _site(wanted: Experiment, context: Context) -> tuple[Site, Experiment]:
     """The site, and the server's experiment on this machine's device."""
     node = dict(context.node_config)
-    here = wanted.with_(device=str(node.get("device", "auto")))
-    return site_of(here, node), here
+    root = node.get("root") or context.run_config.get("data.root")  # of a data set that nodes take shares of
+    here = wanted.with_(device=str(node.get("device", "auto")), data__root=str(root) if root else None)
+    return site_of(here, {"site": f"site-{context.node_id}", **node}), here
 
 
-def _memories(context: Context, run: str) -> Memories:
+def _judges(site: Site, context: Context) -> bool:
+    """Whether it tells the server how good an encoder is on its images: it has labels, enough, and is willing."""
+    labelled = site.test.labels is not None and site.train.labels is not None
+    return labelled and len(site.test) >= LEAST_JUDGED and bool(context.node_config.get("judge", True))
+
+
+def _memories(context: Context, run: str, site: Site) -> Memories:
     folder = context.node_config.get("memory")
-    return DiskMemory(Path(str(folder)) / run) if folder else ContextMemory(context)
+    return DiskMemory(Path(str(folder)) / run / quote(site.name, safe="")) if folder else ContextMemory(context)

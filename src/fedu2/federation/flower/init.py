@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from fedu2.experiment import Experiment
 from fedu2.files import write_atomically
 from fedu2.methods import resolve, title_of
 
-__all__ = ["app_config", "write_app"]
+__all__ = ["app_config", "experiment_of", "read_app", "write_app"]
 
 PACKAGE = "federation"
 
@@ -34,8 +36,10 @@ build-backend = "hatchling.build"
 [tool.hatch.build.targets.wheel]
 packages = ["{package}"]
 
+# Sites get the app's own files and nothing that lies beside them.
 [tool.flwr.app]
 publisher = "fedu2"
+fab-include = ["README.md", "{package}/*.py"]
 
 [tool.flwr.app.components]
 serverapp = "{package}.server_app:app"
@@ -57,20 +61,7 @@ README = """# {title} over Flower
 Written by fedu2 {version}. `pyproject.toml` has the experiment; the run goes to `{out}`.
 If it is interrupted, the same `flwr run` goes on with it.
 
-## Try it here, without a network
-
-    fedu2 flower local --app {app} --nodes 3
-
-starts a server and three sites on this machine, with TLS and node keys, runs the app, and stops everything.
-
-## Simulate it
-
-    export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
-    flwr run {app} --stream --federation-config "num-supernodes={clients} client-resources-num-cpus=1"
-
-needs `pip install 'flwr[simulation]'`. Each node takes a partition of `dataset={dataset}`.
-
-## Deploy it
+{simulation}## Deploy it
 
 At the server, once:
 
@@ -104,8 +95,21 @@ And then, at the server:
 """
 
 
+SIMULATION = """## Simulate it
+
+    pip install 'flwr[simulation]>=1.41,<1.43'
+    export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
+    flwr run {app} --stream --federation-config "num-supernodes={clients} client-resources-num-cpus=1"
+
+Each node takes a partition of `dataset={dataset}`.
+
+"""
+
+
 def write_app(folder: Path, experiment: Experiment, out: Path | None = None) -> Path:
     """Write the app into `folder`, which is new or empty."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file: choose another folder")
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty: choose another folder")
     experiment = resolve(experiment)
@@ -122,6 +126,8 @@ def write_app(folder: Path, experiment: Experiment, out: Path | None = None) -> 
         "clients": experiment.clients,
         "dataset": experiment.dataset,
     }
+    # With dataset=folder the images are the sites', and a simulated node has none.
+    told["simulation"] = "" if experiment.dataset == "folder" else SIMULATION.format(**told)
     files = {
         "README.md": README.format(**told),
         f"{PACKAGE}/__init__.py": '"""What Flower starts, at the server and at the sites."""\n',
@@ -132,6 +138,22 @@ def write_app(folder: Path, experiment: Experiment, out: Path | None = None) -> 
     for name, text in files.items():
         write_atomically(folder / name, text)
     return folder
+
+
+def read_app(folder: Path) -> Experiment:
+    """The experiment of an app that `write_app` wrote."""
+    path = folder / "pyproject.toml"
+    try:
+        config = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is not the configuration of an app: {error}") from None
+    return resolve(experiment_of({key: value for key, value in config.items() if key != "out"}))
+
+
+def experiment_of(settings: Mapping[str, Any]) -> Experiment:
+    """From Flower's flat configuration, in which lists are written as text."""
+    plain = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()]
+    return Experiment.parse({}, plain)
 
 
 def app_config(experiment: Experiment) -> dict[str, Any]:

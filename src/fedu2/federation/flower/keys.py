@@ -30,6 +30,7 @@ from fedu2.files import atomic_file
 __all__ = ["LOOPBACK", "Keys", "make_keys", "make_node_keys"]
 
 LOOPBACK = ("127.0.0.1", "localhost")
+LONGEST = 3650  # days
 PUBLIC = (".crt", ".pem", ".pub")  # everybody may read these; the others are their owner's alone
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")  # without a dot, so that no node is called like another file
@@ -71,8 +72,8 @@ def make_keys(
 
     A file that is there already is an error, unless `force`; then nothing is written.
     """
-    if days < 1:
-        raise UsageError(f"days={days}: a certificate is valid for a day or more")
+    if not 1 <= days <= LONGEST:
+        raise UsageError(f"days={days}: a certificate is valid for 1 to {LONGEST} days")
     names = _alternative_names(hosts)
     keys = Keys(folder, _node_paths(folder, nodes))
     authority, server = _new_key(), _new_key()
@@ -187,6 +188,8 @@ def _private(key: ec.EllipticCurvePrivateKey, form: PrivateFormat) -> bytes:
 
 def _write(folder: Path, contents: Mapping[Path, bytes], force: bool) -> None:
     """Write all files; those that fail to be written leave none behind."""
+    if folders := sorted(path.name for path in contents if path.is_dir() and not path.is_symlink()):
+        raise UsageError(f"{folder} has folders in the place of keys: {', '.join(folders)}")
     there = sorted(path.name for path in contents if os.path.lexists(path))
     if there and not force:
         raise UsageError(f"{folder} already has {', '.join(there)}: keys are replaced only with --force")

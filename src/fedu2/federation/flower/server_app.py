@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections.abc import Mapping
@@ -12,12 +11,14 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedu2.console import round_line
-from fedu2.errors import UsageError
-from fedu2.experiment import Experiment
+from fedu2.errors import FedU2Error, UsageError
 from fedu2.federation.callbacks import Callback
+from fedu2.federation.flower.init import experiment_of
 from fedu2.federation.flower.server import serve
 
-__all__ = ["app", "experiment_of"]
+__all__ = ["STOPPED", "app"]
+
+STOPPED = "stopped: "  # before the reason
 
 log = logging.getLogger("fedu2")
 app = ServerApp()
@@ -37,7 +38,14 @@ class _Lines(Callback):
 def main(grid: Grid, context: Context) -> None:
     """`flwr run`: train, or go on with what is in `out`."""
     _speak()
-    settings = dict(context.run_config)
+    try:
+        _serve(grid, dict(context.run_config))
+    except FedU2Error as error:
+        log.error("%s%s", STOPPED, error)  # Flower shows a traceback; this line says what it means
+        raise
+
+
+def _serve(grid: Grid, settings: dict[str, Any]) -> None:
     out = settings.pop("out", None)
     if not out:
         raise UsageError('the app\'s configuration says where the run goes: out = "/path"')
@@ -53,9 +61,3 @@ def _speak() -> None:
         handler = logging.StreamHandler(sys.stdout)
         handler.setFormatter(logging.Formatter("fedu2: %(message)s"))
         log.addHandler(handler)
-
-
-def experiment_of(settings: Mapping[str, Any]) -> Experiment:
-    """From Flower's flat configuration, in which lists are written as text."""
-    plain = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()]
-    return Experiment.parse({}, plain)

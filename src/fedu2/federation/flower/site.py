@@ -34,7 +34,7 @@ __all__ = ["DiskMemory", "Memories", "Site", "site_of"]
 
 log = logging.getLogger("fedu2")
 
-KEPT = 2  # memories: that of the last round, and the one that the last round began with
+KEPT_CHECKPOINTS = 2  # a server can fall back as far: memories of these rounds are kept
 
 
 class Memories(Protocol):
@@ -76,8 +76,11 @@ class Site:
         (reply,) = backend.run([task], server, known, Callback())
         if reply.memory:
             memories.write(task.round, reply.memory)
-            for old in sorted(round_ for round_ in memories.rounds() if round_ != task.round)[: -(KEPT - 1)]:
-                memories.forget(old)
+            kept = KEPT_CHECKPOINTS * assignment.experiment.checkpoint_every + 1
+            for made in memories.rounds():
+                # Those of later rounds belong to a future that a server which was set back does not have.
+                if not task.round - kept < made <= task.round and made != before:
+                    memories.forget(made)
         return reply
 
 
@@ -87,8 +90,7 @@ def site_of(experiment: Experiment, node: Mapping[str, Any]) -> Site:
         options = experiment.data.model_copy(update={"root": str(node["data"]), "layout": "images"})
         dataset = load_dataset("folder", options)
         share = torch.arange(len(dataset.train))
-        name = str(node.get("site", Path(str(node["data"])).name))
-        return Site(name, dataset.train, dataset.test, share)
+        return Site(str(node["site"]), dataset.train, dataset.test, share)
     if "partition-id" not in node:
         raise UsageError("a node says where its images are: --node-config \"data='/path/to/images'\"")
     number = int(node["partition-id"])
