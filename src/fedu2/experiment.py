@@ -20,6 +20,7 @@ from fedu2.options import (
     AlignUniformOptions,
     BYOLOptions,
     DataOptions,
+    DefenceOptions,
     EngineOptions,
     EUAOptions,
     EvaluationOptions,
@@ -121,6 +122,7 @@ class Experiment(Options):
     evaluation: EvaluationOptions = EvaluationOptions()
     engine: EngineOptions = EngineOptions()
     flower: FlowerOptions = FlowerOptions()
+    defence: DefenceOptions = DefenceOptions()
 
     @model_validator(mode="wrap")
     @classmethod

@@ -10,6 +10,7 @@ __all__ = [
     "AlignUniformOptions",
     "BYOLOptions",
     "DataOptions",
+    "DefenceOptions",
     "Divergence",
     "EUAOptions",
     "EngineOptions",
@@ -251,6 +252,24 @@ class EvaluationOptions(Options):
     k: int = Field(200, ge=1, description="neighbours in kNN")
     temperature: float = Field(0.1, gt=0, description="of the kNN vote")
     batch_size: int = Field(512, ge=1, description="images a forward pass")
+
+
+_AUTO = "of the median; auto: 20 for clients that are not ours, none for our own; null switches it off"
+
+
+class DefenceOptions(Options):
+    """Against updates of clients that are not trusted; what each of them does is told in docs/robustness.md."""
+
+    clip: Annotated[float, Field(ge=1)] | Literal["auto"] | None = Field(
+        "auto", description=f"an update counts with at most so many times the length {_AUTO}"
+    )
+    claims: Annotated[float, Field(ge=1)] | Literal["auto"] | None = Field(
+        "auto", description=f"a client counts with at most so many times the images {_AUTO}"
+    )
+    rule: Literal["none", "multi_krum", "trimmed"] = Field(
+        "none", description="in front of the aggregator: leave out those far from the others, or trim each coordinate"
+    )
+    hostile: float = Field(0.3, ge=0, lt=0.5, description="share of a round's clients that the rule is built for")
 
 
 class EngineOptions(Options):

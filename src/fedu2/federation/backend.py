@@ -8,7 +8,7 @@ from typing import Protocol
 
 from fedu2.methods import Memory, Reply, ServerState, Task
 
-__all__ = ["Absent", "Backend", "EpochReport", "Observer"]
+__all__ = ["Absent", "Backend", "EpochReport", "Observer", "trusts"]
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,19 @@ class Observer(Protocol):
 
 
 class Backend(Protocol):
-    """Executes clients: in process on one device, on several, or on other machines."""
+    """Executes clients: in process on one device, on several, or on other machines.
+
+    A backend whose clients are not our own says so with an attribute `trusted = False`: what they send is inspected
+    before it counts. From our own, a model that is not finite is a failure that must not be papered over.
+    """
 
     def run(
         self, tasks: Sequence[Task], server: ServerState, memories: Mapping[int, Memory], observer: Observer
     ) -> Iterator[Reply | Absent]:
         """Train every task from the same server state; for each there is an answer, as it is ready, in any order."""
         ...
+
+
+def trusts(backend: Backend) -> bool:
+    """Whether a backend's clients are our own."""
+    return bool(getattr(backend, "trusted", True))

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from fedu2.aggregators import Buffers, Updates, agreement
+from fedu2.defence import Arrivals, bounded, inspected, misfit, selected
 from fedu2.errors import TrainingError
 from fedu2.experiment import Experiment
-from fedu2.federation.backend import Absent, Backend, Observer
+from fedu2.federation.backend import Absent, Backend, Observer, trusts
 from fedu2.federation.batches import steps_of
 from fedu2.federation.optimizers import learning_rate
 from fedu2.methods import Memory, Method, Reply, ServerState, Task
@@ -42,6 +43,7 @@ class FederationState:
     server: ServerState
     memories: Mapping[int, Memory] = field(default_factory=dict)  # of the clients that have taken part
     best: Best | None = None  # of the rounds that were judged by kNN
+    seen: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # the last models of clients that are not ours
 
     def judged(self, knn: float) -> FederationState:
         """The same after its global model was judged."""
@@ -88,35 +90,27 @@ def play_round(
     tasks = [Task(round_, client, steps[client], lr, progress) for client in drawn]
     observer.on_tasks(tasks)
 
-    start = state.server.model
-    params = start.params.new_empty(len(tasks), len(start.params))  # (K, P)
-    buffers = start.buffers.new_empty(len(tasks), len(start.buffers))  # (K, Q)
-    rows = {task.client: row for row, task in enumerate(tasks)}
-    arrived: dict[int, Reply] = {}
-    absent: dict[int, str] = {}
-    for reply in backend.run(tasks, state.server, state.memories, observer):
-        if isinstance(reply, Absent):
-            absent[reply.client] = reply.reason
-            continue
-        _check_finite(reply.model, f"the model of client {reply.client} is not finite after round {round_}")
-        row = rows[reply.client]
-        params[row], buffers[row] = reply.model.params, reply.model.buffers
-        arrived[row] = replace(reply, model=start)  # its own vectors are in the matrix now: do not hold them twice
-    _require_enough(len(arrived), absent, round_, experiment)
-    present = sorted(arrived)
-    replies = [arrived[row] for row in present]
-    if absent:
-        params, buffers = params[present], buffers[present]
-
+    start, trusted, seen = state.server.model, trusts(backend), state.seen
     layout, buffer_layout = method.layouts
-    beside = Buffers(start.buffers, buffers, buffer_layout)
-    updates = Updates(start.params, params, _shares(replies, experiment), beside, layout, round_)
+    arrivals, absent = _arrivals(tasks, state, method, backend, observer)
+    memories = {**state.memories, **{r.client: r.memory for r in arrivals.replies if r.memory}}
+    if not trusted:
+        arrivals, refused, seen = inspected(arrivals, start, buffer_layout, seen)
+        absent |= refused
+    _require_enough(len(arrivals.replies), absent, round_, experiment)
+    arrivals, held = bounded(arrivals, start, experiment.defence, trusted)
+    arrivals, outvoted = selected(arrivals, start, experiment.defence)
+    _tell_defence(held, outvoted, round_)
+
+    replies = arrivals.replies
+    beside = Buffers(start.buffers, arrivals.buffers, buffer_layout)
+    shares = _shares(replies, experiment)
+    updates = Updates(start.params, arrivals.params, shares, beside, layout, round_)
     together = agreement(updates)
     server, logged = method.aggregate(state.server, updates, [reply.payload for reply in replies])
     _check_finite(
         server.model, f"the global model is not finite after round {round_}: lower optimizer.lr, or the server's step"
     )
-    memories = {**state.memories, **{r.client: r.memory for r in replies if r.memory}}
     record = {"round": round_, "lr": lr, "clients": [reply.client for reply in replies], **_means(replies)}
     work = _work(state.server, replies)
     record |= {name: value + before.get(name, 0) for name, value in work.items()}
@@ -124,9 +118,52 @@ def play_round(
     if together is not None:
         record["agreement"] = together
     record["client_loss"] = [reply.metrics["loss"] for reply in replies]
-    if absent:
-        record["left_out"] = {str(client): reason for client, reason in sorted(absent.items())}
-    return replace(state, round=round_, server=server, memories=memories), record
+    if left_out := absent | outvoted:
+        record["left_out"] = {str(client): reason for client, reason in sorted(left_out.items())}
+    if held:
+        record["bounded"] = {str(client): reasons for client, reasons in sorted(held.items())}
+    return replace(state, round=round_, server=server, memories=memories, seen=seen), record
+
+
+def _arrivals(
+    tasks: Sequence[Task], state: FederationState, method: Method, backend: Backend, observer: Observer
+) -> tuple[Arrivals, dict[int, str]]:
+    """The replies, in the order of the tasks, with their models as rows of two matrices; and who sent none, and why."""
+    start, trusted = state.server.model, trusts(backend)
+    params = start.params.new_empty(len(tasks), len(start.params))  # (K, P)
+    buffers = start.buffers.new_empty(len(tasks), len(start.buffers))  # (K, Q)
+    rows = {task.client: row for row, task in enumerate(tasks)}
+    replies: list[Reply | None] = [None] * len(tasks)
+    absent: dict[int, str] = {}
+    for reply in backend.run(tasks, state.server, state.memories, observer):
+        if reason := _no_reply(reply, start, method, trusted):
+            absent[reply.client] = reason
+            continue
+        assert isinstance(reply, Reply)
+        if trusted:
+            complaint = f"the model of client {reply.client} is not finite after round {tasks[0].round}"
+            _check_finite(reply.model, complaint)
+        row = rows[reply.client]
+        params[row], buffers[row] = reply.model.params, reply.model.buffers
+        replies[row] = replace(reply, model=start)  # its own vectors are in the matrix now: do not hold them twice
+    present = [row for row, reply in enumerate(replies) if reply]
+    if len(present) < len(tasks):
+        params, buffers = params[present], buffers[present]
+    return Arrivals([reply for reply in replies if reply], params, buffers), absent
+
+
+def _no_reply(answer: Reply | Absent, start: ModelState, method: Method, trusted: bool) -> str | None:
+    """Why an answer is no valid reply; of clients that are not trusted, only what is one from start to end is."""
+    if isinstance(answer, Absent):
+        return answer.reason
+    return None if trusted else misfit(answer, start, method)
+
+
+def _tell_defence(held: Mapping[int, Sequence[str]], outvoted: Mapping[int, str], round_: int) -> None:
+    for client, reasons in sorted(held.items()):
+        log.warning("client %d is bounded in round %d: %s", client, round_, "; ".join(reasons))
+    for client, reason in sorted(outvoted.items()):  # a rule that is built for f clients leaves out f, hostile or not
+        log.info("client %d is left out of round %d: %s", client, round_, reason)
 
 
 def _prelude(
@@ -137,8 +174,10 @@ def _prelude(
     tasks = [Task(0, client, method.prelude, 0.0, 0.0) for client in drawn]
     observer.on_tasks(tasks)
     answers = {answer.client: answer for answer in backend.run(tasks, state.server, {}, observer)}
-    absent = {client: answer.reason for client, answer in answers.items() if isinstance(answer, Absent)}
-    replies = [answer for client in drawn if isinstance(answer := answers[client], Reply)]
+    start, trusted = state.server.model, trusts(backend)
+    reasons = {client: _no_reply(answer, start, method, trusted) for client, answer in answers.items()}
+    absent = {client: reason for client, reason in reasons.items() if reason}
+    replies = [answer for client in drawn if client not in absent and isinstance(answer := answers[client], Reply)]
     _require_enough(len(replies), absent, 0, method.experiment)
     server = method.prepare(state.server, [reply.payload for reply in replies])
     return replace(state, server=server), _work(state.server, replies, models=False)

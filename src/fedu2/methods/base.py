@@ -202,6 +202,10 @@ class Method:
         """Server: what to begin with, from the payloads of the prelude; the model stays as it is."""
         return server
 
+    def doubts(self, payload: Memory) -> str | None:
+        """Server: why a payload that anybody may have sent cannot be one, in a few words; None where it can."""
+        return None
+
     def aggregate(
         self, server: ServerState, updates: Updates, payloads: Sequence[Memory]
     ) -> tuple[ServerState, dict[str, Any]]:

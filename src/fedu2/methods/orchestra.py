@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -52,6 +53,20 @@ class OrchestraMethod(Method):
         random = generator("cpu", self.experiment.seed, "local clusters", task.round, task.client)
         rows = cast(Orchestra, model.module).clusters.rows()
         return {"centroids": local_clusters(rows, self.experiment.orchestra.local_clusters, random)}
+
+    def doubts(self, payload: Memory) -> str | None:
+        """Server: L centroids of unit length, in the space of the projections."""
+        centroids = payload.get("centroids")
+        if len(payload) != 1 or centroids is None or centroids.dtype != torch.float32:
+            return "its payload is not centroids"
+        if centroids.shape != (self.experiment.orchestra.local_clusters, self._projections):
+            return f"its centroids are {tuple(centroids.shape)}"
+        return None if bool((centroids.norm(dim=1) < 1.01).all()) else "its centroids are longer than 1"
+
+    @cached_property
+    def _projections(self) -> int:
+        """d, the dimension of the projections."""
+        return cast(Orchestra, self.learner()).clusters.centroids.shape[1]
 
     def prepare(self, server: ServerState, payloads: Sequence[Memory]) -> ServerState:
         """Server: the first global clusters."""
