@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import fedu2
 from fedu2.data import load_dataset
 from fedu2.engine import Engine
+from fedu2.errors import TrainingError
 from fedu2.evaluation import knn_accuracy
 from fedu2.evaluation.finetune import _Network, _Trainer
 from fedu2.evaluation.linear import Labelled, linear_probe
@@ -99,6 +100,16 @@ def test_a_captured_step_is_the_launched_one() -> None:
     settings = ("precision=bfloat16", "engine.lanes=1")
     captured, launched = _replies(_experiment(*settings)), _replies(_experiment(*settings, "engine.graph=false"))
     assert _gap(captured, launched) <= 1e-4
+
+
+@pytest.mark.parametrize(
+    "settings", [("precision=bfloat16",), ("precision=float32", *PLAIN)], ids=["half precision, captured", "launched"]
+)
+def test_what_is_not_finite_is_named_with_its_step(settings: tuple[str, ...]) -> None:
+    """Nobody waits for a step, but the step is known when an epoch has arrived."""
+    told = r"became -?(nan|inf) in round 1, client \d, step [23]$"
+    with pytest.raises(TrainingError, match=told):
+        _replies(_experiment(*settings, "optimizer.lr=1e30"))
 
 
 def test_lanes_do_not_disturb_each_other() -> None:

@@ -69,8 +69,8 @@ def run_training(
 
 def experiment_from(settings: Sequence[str], config: Path | None, resumed: Path | None = None) -> Experiment:
     """From a file, or from the run that goes on, or from the defaults; settings are laid over it."""
-    if config is None and resumed is not None and (resumed / "config.yaml").exists():
-        config = resumed / "config.yaml"
+    if config is None and resumed is not None and RunDirectory(resumed).begun():
+        return resolve(Experiment.parse(RunDirectory(resumed).config().flat(), settings))
     return resolve(Experiment.load(config, settings) if config else Experiment.parse({}, settings))
 
 

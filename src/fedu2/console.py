@@ -89,6 +89,7 @@ class _Clock:
 
     def begin_round(self, steps: int) -> None:
         self.rounds_begun += 1
+        self._client_steps.clear()  # of the round before: it would grow for as long as the run lasts
         self.steps_planned += steps
         self._last = time.perf_counter()
 
@@ -132,6 +133,8 @@ def round_line(record: Mapping[str, Any], rounds: int) -> str:
         "samples_per_second": "{:.0f} samples/s",
     }
     parts += [form.format(record[name]) for name, form in formats.items() if name in record]
+    if record.get("collapse"):
+        parts.append(f"[bold yellow]too low: {', '.join(record['collapse'])}[/bold yellow]")
     return "  ".join(parts) + ("  (untrained)" if record["round"] == 0 else "")
 
 
@@ -150,6 +153,9 @@ def result_table(title: str, summary: Mapping[str, Any], compared: Mapping[str, 
         table.add_row("effective rank", _rank(summary))
     if "fur.mass" in summary:
         table.add_row("matched FUR mass", f"{summary['fur.mass']:.3f}")
+    for name, sign in summary.get("collapse", {}).items():
+        told = f"{name} was {sign['value']:.3g} in round {sign['round']}, too low in {sign['rounds']} in all"
+        table.add_row("warning", f"[bold yellow]{told}[/bold yellow]")
     if "seconds" in summary:
         speed = f"{summary['samples_per_second']:.0f} samples/s"
         table.add_row("training time", f"{span(summary['seconds'])} ({speed})")

@@ -22,7 +22,7 @@ from fedu2.errors import DataError, UsageError
 from fedu2.evaluation.finetune import tell_of_few_labels
 from fedu2.evaluation.judge import Candidate, Score, judge, protocols
 from fedu2.evaluation.options import Protocols
-from fedu2.files import digest_of, user_path, write_atomically
+from fedu2.files import digest_of, read_json, user_path, write_atomically
 from fedu2.methods import build
 from fedu2.options import DataOptions
 from fedu2.run import Run, environment
@@ -160,9 +160,9 @@ def kept(run: Run) -> list[dict[str, Any]]:
     """What was measured of the run so far, one entry a protocol."""
     path = run.path / FILE
     try:
-        entries = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        entries = read_json(path) if path.exists() else []
         whole = isinstance(entries, list) and all(entry.keys() >= KEY for entry in entries)
-    except (ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError):
         whole = False
     if not whole:
         raise DataError(f"{path} is damaged: move it away, and measure anew")
@@ -182,6 +182,8 @@ def _keep(run: Run, entries: list[dict[str, Any]]) -> None:
     anew = {key(entry) for entry in entries}
     with (run.path / ".evaluation.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another evaluation may be about to add its own
+        for draft in run.path.glob(f".{FILE}.*"):
+            draft.unlink()  # a crash left it half-written
         others = [entry for entry in kept(run) if key(entry) not in anew]
         sealed = [{**entry, "digest": digest_of(entry)} for entry in entries]
         write_atomically(run.path / FILE, json.dumps([*others, *sealed], indent=1) + "\n")

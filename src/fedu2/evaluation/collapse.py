@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["alignment", "effective_rank", "spectrum", "uniformity"]
+__all__ = ["alignment", "effective_rank", "spectrum", "spread", "uniformity"]
 
 
 def spectrum(features: Tensor) -> Tensor:
@@ -33,6 +33,15 @@ def effective_rank(features: Tensor) -> float:
         return 1.0
     p = sigma / sigma.sum()
     return float(torch.special.entr(p).sum().exp())
+
+
+def spread(features: Tensor) -> float:
+    """E‖z − E z‖² of l2-normalised features (N, D), the sum of `spectrum`: 0 when all images have the same direction.
+
+    The effective rank does not show that: it is of what is left beside the mean, and be it rounding.
+    """
+    z = F.normalize(features.double(), dim=1)
+    return float((z - z.mean(dim=0)).square().sum(dim=1).mean())
 
 
 def alignment(z1: Tensor, z2: Tensor) -> float:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fedu2.data import Dataset
 from fedu2.errors import TrainingError
-from fedu2.evaluation.collapse import alignment, effective_rank, uniformity
+from fedu2.evaluation.collapse import alignment, effective_rank, spread, uniformity
 from fedu2.evaluation.knn import knn_accuracy
 from fedu2.experiment import Experiment
 from fedu2.objectives import Objective
@@ -31,7 +31,7 @@ def extract(module: nn.Module, images: Tensor, batch_size: int = 512) -> Tensor:
 
 @torch.no_grad()
 def evaluate(learner: Objective, dataset: Dataset, experiment: Experiment) -> dict[str, float]:
-    """kNN accuracy (where there are labels), effective rank of features and projections, alignment, uniformity."""
+    """kNN accuracy (where there are labels), rank and spread of features and projections, alignment, uniformity."""
     options = experiment.evaluation
     test = dataset.test
     held_out = test if len(test) > 1 else dataset.train  # rank and uniformity need more than one image
@@ -54,6 +54,8 @@ def evaluate(learner: Objective, dataset: Dataset, experiment: Experiment) -> di
     learner.train(training)
     measured["effective_rank"] = effective_rank(features[:PROBES])
     measured["projector_rank"] = effective_rank(projections)
+    measured["spread"] = spread(features[:PROBES])
+    measured["projector_spread"] = spread(projections)
     measured["alignment"] = alignment(first, second)
     measured["uniformity"] = uniformity(features[:PROBES])
     return measured

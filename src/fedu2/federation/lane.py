@@ -22,14 +22,14 @@ from fedu2.seeds import generator
 
 __all__ = ["Lane"]
 
-STRETCH = 16  # steps that are launched before another lane gets its turn
+STRETCH = 16  # steps that are launched on a GPU before another lane gets its turn
 
 
 class Lane:
     """Trains one client at a time, on a stream of its own where there is a GPU.
 
     order: (batches, rows, B) an epoch's batches, `position` the next one; a second row holds other images for methods
-    that want them.  history: (batches, terms) the loss of each step.
+    that want them.  history: (batches, terms + 2) what `Reading` tells of each step.
     """
 
     def __init__(self, method: Method, images: Tensor, shares: Sequence[Tensor], engine: Engine) -> None:
@@ -61,12 +61,15 @@ class Lane:
         self._follow_default_stream()
 
         report = Report(task, observer)
+        stretch = STRETCH if self.stream else 1  # on a CPU each step is looked at as soon as it is done
         batches = self._batches(share, task)
         unread: Reading | None = None
         while epoch := list(islice(batches, batches_in_epoch(len(share), self.experiment))):
             self._load(epoch)
-            for begin in range(0, len(epoch), STRETCH):
-                self._advance([len(batch[0]) for batch in epoch[begin : begin + STRETCH]], task)
+            for begin in range(0, len(epoch), stretch):
+                self._advance([len(batch[0]) for batch in epoch[begin : begin + stretch]], task)
+                if not self.stream and self.history is not None:
+                    report.check(self.step.names, self.history[begin : begin + stretch], begin)
                 yield
             if unread:  # of the epoch before: it has arrived while this one was being launched
                 report.add(unread)
@@ -198,7 +201,7 @@ class Lane:
         self.position += 1
 
     def _read(self, epoch: Sequence[Sequence[Tensor]]) -> Reading:
-        """Send the terms of an epoch's steps to the host, without waiting for them."""
+        """Send what was found in an epoch's steps to the host, without waiting for it."""
         assert self.history is not None, "the first step makes it"
         samples, rows = sum(len(batch[0]) for batch in epoch), self.history[: len(epoch)]
         if not self.stream:

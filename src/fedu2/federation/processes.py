@@ -32,7 +32,7 @@ from torch import distributed as dist
 
 from fedu2.errors import FedU2Error, TrainingError, UsageError, first_line
 from fedu2.experiment import Experiment
-from fedu2.federation.backend import Absent, Backend, EpochReport, Observer
+from fedu2.federation.backend import Absent, Backend, EpochReport, Observer, trusts
 from fedu2.federation.callbacks import Callback
 from fedu2.methods import Memory, Reply, ServerState, Task
 from fedu2.models.flat import ModelState
@@ -141,6 +141,7 @@ class ProcessBackend:
     def __init__(self, group: Processes, inner: Backend) -> None:
         self.group = group
         self.inner = inner
+        self.trusted = trusts(inner)
 
     def run(
         self, tasks: Sequence[Task], server: ServerState, memories: Mapping[int, Memory], observer: Observer

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedu2.errors import TrainingError
 from fedu2.federation.backend import EpochReport, Observer
+from fedu2.federation.step import WATCHED
 from fedu2.methods import Task
 
 __all__ = ["Reading", "Report"]
@@ -17,7 +18,7 @@ __all__ = ["Reading", "Report"]
 
 @dataclass(frozen=True)
 class Reading:
-    """The terms of an epoch's steps, (steps, terms), on their way to the host."""
+    """Of an epoch's steps the terms, then the largest number in what is WATCHED, (steps, terms + 2), on their way."""
 
     names: Sequence[str]
     table: Tensor
@@ -37,9 +38,10 @@ class Report:
         """An epoch is over."""
         if reading.arrived:
             reading.arrived.synchronize()
-        self._check_finite(reading)
+        self.check(reading.names, reading.table)
         count = len(reading.table)
-        means = dict(zip(reading.names, reading.table.mean(0).tolist(), strict=True))
+        terms = reading.table[:, : len(reading.names)].contiguous()
+        means = dict(zip(reading.names, terms.mean(0).tolist(), strict=True))
         for name, mean in means.items():
             self.sums[name] = self.sums.get(name, 0.0) + mean * count
         self.steps += count
@@ -50,9 +52,11 @@ class Report:
         """The mean of each term over all steps."""
         return {name: value / self.steps for name, value in self.sums.items()}
 
-    def _check_finite(self, reading: Reading) -> None:
-        broken = (~reading.table.isfinite()).nonzero()
-        if len(broken):
-            row, column = broken[0].tolist()
-            where = f"round {self.task.round}, client {self.task.client}, step {self.steps + row + 1}"
-            raise TrainingError(f"{reading.names[column]} became {reading.table[row, column].item()} in {where}")
+    def check(self, names: Sequence[str], table: Tensor, done: int = 0) -> None:
+        """Stop where a number is none: the first of the first step. `done` steps of the epoch come before the table."""
+        finite = table.isfinite()
+        if bool(finite.all()):
+            return
+        row, column = (~finite).nonzero()[0].tolist()
+        where = f"round {self.task.round}, client {self.task.client}, step {self.steps + done + row + 1}"
+        raise TrainingError(f"{(*names, *WATCHED)[column]} became {table[row, column].item()} in {where}")

@@ -24,8 +24,9 @@ from fedu2.objectives import Objective
 from fedu2.seeds import derive
 from fedu2.views import training_views, views_for
 
-__all__ = ["HalfWeights", "Step", "aligned", "backward"]
+__all__ = ["WATCHED", "HalfWeights", "Step", "aligned", "backward"]
 
+WATCHED = ("the gradient", "a batch-norm buffer")  # that they are numbers is looked at, beside the terms of the loss
 ALIGNMENT = 8  # numbers: 16 bytes in half precision, without which cuDNN takes kernels that are ten times slower
 
 
@@ -59,7 +60,7 @@ class Step:
         restart(self.optimizer, task.lr)
 
     def __call__(self, indices: Tensor) -> Tensor:
-        """Train on the images at indices[0] (N,), on their device; the terms of the loss (terms,), on the device.
+        """Train on the images at indices[0] (N,), on their device; a row (terms + 2,) for `Reading`, on the device.
 
         indices: (1, N), or (2, N) for a method that wants other images beside each batch.
         """
@@ -77,7 +78,9 @@ class Step:
         self.optimizer.step()
         self.learner.after_step(self.progress)
         self.names = tuple(terms)
-        return torch.stack([term.float() for term in terms.values()])
+        assert self.model.trained.grad is not None, "gradients() made it"
+        watched = [_largest(vector) for vector in (self.model.trained.grad, self.model.buffers)]
+        return torch.stack([*(term.float() for term in terms.values()), *watched])
 
     def _weights(self) -> contextlib.AbstractContextManager[None]:
         return self.half.in_use() if self.half else contextlib.nullcontext()
@@ -108,6 +111,14 @@ def backward(
         alike = [(gradient, new) for gradient, new in found if new.dtype == kind]
         if alike:
             torch._foreach_copy_([gradient for gradient, _ in alike], [new for _, new in alike])
+
+
+def _largest(vector: Tensor) -> Tensor:
+    """max |x_i|: NaN or infinite as soon as one of them is, found in one pass; 0 where there are none."""
+    if len(vector) == 0:
+        return vector.new_zeros(())
+    low, high = torch.aminmax(vector)
+    return torch.maximum(high, -low)
 
 
 def _keeps_views_apart(learner: Objective) -> bool:

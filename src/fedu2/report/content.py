@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -12,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from fedu2.errors import UsageError
+from fedu2.evaluation.alarm import Sign, first_signs
 from fedu2.experiment import Experiment
+from fedu2.files import read_json
 from fedu2.rundir import RunDirectory
 
 __all__ = ["Point", "Score", "Sheet", "distinct_names", "read_sheets"]
@@ -44,6 +45,7 @@ class Sheet:
     clients: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # columns of the last round's table
     scores: Mapping[tuple[str, str, str], Score] = field(default_factory=dict)  # by protocol, encoder, data
     environment: Mapping[str, str] = field(default_factory=dict)
+    signs: Mapping[str, Sign] = field(default_factory=dict)  # of a collapse, by figure
     played: int | None = None  # the last round; 0: the untrained encoder was judged; None: nothing yet
 
     @property
@@ -123,6 +125,7 @@ def _read(path: Path, name: str, waiting: bool) -> Sheet:
         _client_columns(records, path),
         _scores(_json(path / "evaluation.json")),
         _environment(_json(path / "summary.json")),
+        first_signs(list(records.values())),
         max(records, default=None),
     )
 
@@ -152,8 +155,9 @@ def _client_columns(records: Mapping[int, Mapping[str, Any]], path: Path) -> dic
     columns: dict[str, list[Any]] = {"client": clients}
     shares = _json(path / "partition.json")
     lists = shares.get("clients") if isinstance(shares, dict) else shares
-    if isinstance(lists, list) and all(isinstance(client, int) and 0 <= client < len(lists) for client in clients):
-        columns["images"] = [len(lists[client]) for client in clients]
+    sizes = [len(share) if isinstance(share, list) else None for share in lists] if isinstance(lists, list) else []
+    if all(isinstance(client, int) and 0 <= client < len(sizes) for client in clients):
+        columns["images"] = [sizes[client] for client in clients]
     for name, values in last.items():
         if name != "clients" and isinstance(values, list) and len(values) == len(clients):
             columns[name] = [_finite(value) if _is_number(value) else None for value in values]
@@ -183,10 +187,10 @@ def _environment(summary: Any) -> dict[str, str]:
 def _json(path: Path) -> Any:
     """What a JSON file holds; None where it is missing or damaged."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         log.warning("%s is damaged and left out", path)
         return None
 

@@ -30,7 +30,7 @@ from fedu2.report.tables import (
     number_table,
     summary_table,
 )
-from fedu2.report.words import headline, percent, verdict
+from fedu2.report.words import headline, percent, verdict, warnings
 from fedu2.run import Run
 
 __all__ = ["chart_data", "embedded_json", "page", "sections", "write_report"]
@@ -150,10 +150,12 @@ def _card(sheet: Sheet, place: int) -> str:
     last, before = sheet.last("knn"), sheet.untrained("knn")
     figure = f'<p class="figure">{percent(last[1])}<small>kNN</small></p>' if last else ""
     points = _gain(last[1] - before) if last and before is not None else ""
+    alarms = "".join(f'<p class="warning">{_breakable(words)}</p>' for words in warnings(sheet))
     return (
         f'<article class="card c{place % COLOURS}"><h3>{escape(headline([sheet]))}</h3>'
         f'<p class="name">{_breakable(sheet.name)}</p>'
-        f'<div class="figures">{figure}<p class="gain">{points}</p></div><p>{_breakable(verdict(sheet))}</p></article>'
+        f'<div class="figures">{figure}<p class="gain">{points}</p></div>'
+        f"<p>{_breakable(verdict(sheet))}</p>{alarms}</article>"
     )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedu2.evaluation.alarm import sentence
 from fedu2.methods import title_of
 from fedu2.report.content import Sheet
 
-__all__ = ["NOTHING", "headline", "number", "percent", "tenths", "verdict"]
+__all__ = ["NOTHING", "headline", "number", "percent", "tenths", "verdict", "warnings"]
 
 NOTHING = "–"
 
@@ -47,6 +48,11 @@ def verdict(sheet: Sheet) -> str:
         return "Begun; no round has been written yet."
     parts = [part for part in (_knn_words(sheet), _rank_words(sheet)) if part] or _loss_words(sheet)
     return f"{_progress(sheet)}: {', and '.join(parts) or 'nothing was measured'}."
+
+
+def warnings(sheet: Sheet) -> list[str]:
+    """What points to a collapse."""
+    return [f"Warning: {sentence(name, sign)}." for name, sign in sheet.signs.items()]
 
 
 def _progress(sheet: Sheet) -> str:
