@@ -55,7 +55,8 @@ class Progress(Callback):
             self._live.update(self._lines(report))
 
     def on_round(self, record: Mapping[str, Any]) -> None:
-        self.console.print(round_line(record, self._experiment.rounds), highlight=False)
+        style = "bold yellow" if record.get("collapse") else None
+        self.console.print(round_line(record, self._experiment.rounds), highlight=False, markup=False, style=style)
 
     def close(self) -> None:
         if self._live is not None:
@@ -123,7 +124,7 @@ def span(seconds: float) -> str:
 
 
 def round_line(record: Mapping[str, Any], rounds: int) -> str:
-    """What a round came to, in a line."""
+    """What a round came to, in a line of plain text: logs show it, too."""
     parts = [f"round {record['round']:>{len(str(rounds))}}/{rounds}"]
     formats = {
         "loss": "loss {:.3f}",
@@ -134,7 +135,7 @@ def round_line(record: Mapping[str, Any], rounds: int) -> str:
     }
     parts += [form.format(record[name]) for name, form in formats.items() if name in record]
     if record.get("collapse"):
-        parts.append(f"[bold yellow]too low: {', '.join(record['collapse'])}[/bold yellow]")
+        parts.append(f"too low: {', '.join(record['collapse'])}")
     return "  ".join(parts) + ("  (untrained)" if record["round"] == 0 else "")
 
 
