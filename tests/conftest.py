@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
+import threading
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run in parallel; before torch is imported
 
@@ -14,6 +16,9 @@ from fedu2.experiment import Experiment
 from fedu2.kernels import INTERPRETED
 
 torch.set_num_threads(1)
+if threading.current_thread() is threading.main_thread():
+    # A shell that starts us in the background has us ignore Ctrl-C, and the programs that tests start would, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
 
