@@ -503,13 +503,13 @@ def test_light_and_dark(browser: WebDriver, tmp_path: Path) -> None:
     assert browser.execute_script(CONTRAST) >= 4.5
     picture(browser, "report-dark")
     browser.refresh()
-    assert paper() == dark  # it is remembered
+    WebDriverWait(browser, 10).until(lambda _: paper() == dark)  # it is remembered
     media(browser, prefers_color_scheme="dark", prefers_reduced_motion="reduce")
     browser.find_element(By.ID, "theme").click()
     assert paper() == light
     browser.execute_script("localStorage.clear()")
     browser.refresh()
-    assert paper() == dark  # what the reader's system prefers
+    WebDriverWait(browser, 10).until(lambda _: paper() == dark)  # what the reader's system prefers
 
 
 def test_ten_runs_with_long_names_fit_a_phone(browser: WebDriver, tmp_path: Path) -> None:
