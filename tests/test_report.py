@@ -371,14 +371,12 @@ def chart(browser: WebDriver, curve: str) -> WebElement:
 
 
 def lines(browser: WebDriver, curve: str) -> dict[str, int]:
-    """The runs that are drawn, with the number of points of each line."""
-    groups = chart(browser, curve).find_elements(By.CSS_SELECTOR, ".run")
-    paths = [group.find_element(By.CSS_SELECTOR, ".line").get_attribute("d") for group in groups]
-    assert all(re.fullmatch(r"([ML][\d.]+ [\d.]+)+", path) for path in paths)
-    return {
-        group.get_attribute("data-run"): len(re.findall("[ML]", path))
-        for group, path in zip(groups, paths, strict=True)
-    }
+    """The runs that are drawn, with the number of points of each line; read at once, for a live page redraws itself."""
+    script = """return [...document.querySelector(`[data-curve="${arguments[0]}"] .plot`).querySelectorAll(".run")]
+        .map((run) => [run.dataset.run, run.querySelector(".line").getAttribute("d")])"""
+    paths = dict(browser.execute_script(script, curve))
+    assert all(re.fullmatch(r"([ML][\d.]+ [\d.]+)+", path) for path in paths.values())
+    return {run: len(re.findall("[ML]", path)) for run, path in paths.items()}
 
 
 def tooltip(browser: WebDriver) -> str:
