@@ -144,6 +144,17 @@ def naked(experiment: Experiment) -> Method:
     return build(experiment.with_(method="fedsimsiam"))
 
 
+class Heard(logging.Handler):
+    """What was logged; `caplog` lives for a test, and the runs for all of them."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self.told: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.told.append(record.getMessage())
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[fedu2.Run, list[str]]]:
     """Three rounds on the sample, without and with what prevents a collapse, and what was warned of."""
@@ -153,12 +164,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[fedu2.Run,
         "local_steps": 8, "batch_size": 64, "optimizer.lr": 0.3, "evaluation.every": 1, "engine.threads": 1,
     }  # fmt: skip
     for name in ("naked", "fedu2"):
-        told: list[str] = []
-        handler = logging.Handler(logging.WARNING)
-        handler.emit = lambda record, told=told: told.append(record.getMessage())  # type: ignore
-        log.addHandler(handler)
-        found[name] = fedu2.train(Experiment.parse(settings | {"method": name}), folder / name), told
-        log.removeHandler(handler)
+        heard = Heard(logging.WARNING)
+        log.addHandler(heard)
+        found[name] = fedu2.train(Experiment.parse(settings | {"method": name}), folder / name), heard.told
+        log.removeHandler(heard)
     return found
 
 

@@ -151,7 +151,9 @@ class EUAOptions(Options):
     server_lr: float = Field(1.0, gt=0, description="factor η on that step")
     phi: float = Field(0.1, gt=0, description="φ of the paper; step=literal only")
     guard: float | None = Field(
-        3.0, ge=1, description="a client's weight is at most guard times its data share; null switches it off"
+        3.0,
+        ge=1,
+        description="a client's weight is at most guard times its data share, less for short updates; null: free",
     )
     buffers: Literal["same", "size"] = Field(
         "size", description="batch-norm buffers: the same weights as the parameters, or by data size"
