@@ -4,6 +4,7 @@
     --seeds 0 1                 each cell once for every seed
     --only "sign flip" none     attacks (or `none`, the attack-free run) to play; default: all
     --set rounds=20             other keys of the experiment, for a record of its own: --record FILE
+    --jobs 8                    cells played at once, each in a process of its own
     --render                    only write the table of docs/robustness.md anew
 
 Cells that the record holds already are not played again, so an interrupted grid goes on where it was. A record is of
@@ -18,6 +19,8 @@ import statistics
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,6 +103,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=["none", *ATTACKS], choices=["none", *ATTACKS])
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE")
     parser.add_argument("--record", type=Path, default=RECORD)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--commit", default="", help="of this code, where git cannot tell")
     parser.add_argument("--render", action="store_true")
     arguments = parser.parse_args()
     if not arguments.render:
@@ -111,22 +116,24 @@ def main() -> None:
 def _play_missing(arguments: argparse.Namespace) -> None:
     asked = Experiment.parse(SETTING, arguments.set)
     setting = {k: v for k, v in resolve(asked).flat().items() if not k.startswith(("defence.", "seed", "device"))}
-    record = _record(arguments.record, setting, arguments.device)
+    record = _record(arguments.record, setting, arguments.device, arguments.commit)
     known = {Cell(*(run[name] for name in Cell._fields)) for run in record["runs"]}
-    for cell in grid(arguments.seeds, arguments.only):
-        if cell not in known:
-            record["runs"].append(play(cell, setting, arguments.device))
+    missing = [cell for cell in grid(arguments.seeds, arguments.only) if cell not in known]
+    with ProcessPoolExecutor(arguments.jobs, get_context("spawn")) as pool:
+        playing = [pool.submit(play, cell, setting, arguments.device) for cell in missing]
+        for played in as_completed(playing):
+            record["runs"].append(played.result())
             print(json.dumps(record["runs"][-1]), flush=True)
             write_atomically(arguments.record, json.dumps(record, indent=1) + "\n")
 
 
-def _record(path: Path, setting: Mapping[str, Any], device: str) -> dict[str, Any]:
+def _record(path: Path, setting: Mapping[str, Any], device: str, commit: str) -> dict[str, Any]:
     here = environment(choose(Experiment.parse(setting), choose_device(device)))
     if not path.exists():
-        commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+        described = ["git", "describe", "--always", "--dirty"]
+        commit = commit or subprocess.run(described, cwd=ROOT, capture_output=True, text=True).stdout.strip()
         defences = {name: dict(keys) for name, keys in DEFENCES.items()}
-        return {"setting": dict(setting), "defences": defences, "environment": here, "commit": commit.stdout.strip(),
-                "runs": []}  # fmt: skip
+        return {"setting": dict(setting), "defences": defences, "environment": here, "commit": commit, "runs": []}
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if record["setting"] != json.loads(json.dumps(setting)) or record["environment"]["device"] != here["device"]:
         raise SystemExit(f"{path} is of another setting or device: name another --record")

@@ -84,6 +84,19 @@ def test_guard_turns_the_direction_and_keeps_the_length(
     torch.testing.assert_close(doubles(*result.metrics["weights"]), doubles(0.3, 0.7))
 
 
+def test_extrapolation_makes_up_for_updates_that_cancel() -> None:
+    def scale(*angles: float) -> float:
+        deltas = torch.stack([doubles(math.cos(a), math.sin(a)) for a in angles])
+        return float(aggregate(deltas, uniform(len(angles)), guard=None, step="extrapolated").metrics["scale"])
+
+    # Two unit vectors at an angle a have a mean of squared length (1 + cos a)/2: e = 1/(1 + cos a).
+    assert scale(0.0, 0.0) == 1.0
+    assert scale(0.0, math.pi / 2) == pytest.approx(1.0)
+    assert scale(0.0, math.acos(-0.5)) == pytest.approx(2.0)
+    assert scale(0.0, math.acos(-0.9)) == 4.0  # not 10
+    assert scale(0.0, math.pi) == 0.0  # no direction is left
+
+
 def test_metrics_are_plain_and_complete() -> None:
     result = aggregate(BY_HAND, SHARES, START, guard=None)
     expected = {
@@ -202,7 +215,7 @@ def test_client_with_17_images_gets_the_largest_weight_unless_guarded() -> None:
         assert float(kept.sum()) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("step", ["convex", "fedavg_norm", "literal", "unit"])
+@pytest.mark.parametrize("step", ["convex", "extrapolated", "fedavg_norm", "literal", "unit"])
 def test_a_tiny_update_against_the_others_vetoes_the_step_unless_guarded(step: str) -> None:
     deltas = seventeen_images()
     deltas[0] = -1e-3 * deltas[1:].mean(0)
@@ -210,7 +223,7 @@ def test_a_tiny_update_against_the_others_vetoes_the_step_unless_guarded(step: s
     mean = shares @ deltas
     vetoed = aggregate(deltas, shares, guard=None, step=step, server_lr=1.0).params
     assert vetoed.norm() < 0.01 * mean.norm()
-    if step in ("convex", "fedavg_norm"):
+    if step in ("convex", "extrapolated", "fedavg_norm"):
         assert aggregate(deltas, shares, step=step).params @ mean > 0.5 * mean.square().sum()
 
 

@@ -145,7 +145,7 @@ class FUROptions(Options):
 class EUAOptions(Options):
     """Efficient unified aggregator: min-norm combination of the clients' update directions."""
 
-    step: Literal["convex", "fedavg_norm", "literal", "unit"] = Field(
+    step: Literal["convex", "extrapolated", "fedavg_norm", "literal", "unit"] = Field(
         "convex", description="how long the server's step is along the unified direction"
     )
     server_lr: float = Field(1.0, gt=0, description="factor η on that step")

@@ -10,6 +10,8 @@ g_k is one of the Δ_k: every form of EUA is a *direction* Σ w_kΔ_k, w convex 
 
     convex       η · ‖Σ w_kΔ_k‖         the step is the convex combination itself, whatever the updates' scale
     fedavg_norm  η · ‖Σ share_kΔ_k‖     as long as FedAvg's step
+    extrapolated η · e · ‖Σ w_kΔ_k‖     with e = Σ w_k‖Δ_k‖² / 2‖Σ w_kΔ_k‖², at least 1 and at most 4: clients that
+                                        disagree cancel out one another, and the step makes up for it (FedExP)
     literal      η · ‖Σ p_k g_k‖ / φ    as printed, η_g = 1; since ‖g_k‖ = 2/‖Δ_k‖, η must fit the updates' scale
     unit         η · ‖Σ p_k v_k‖        as in the authors' code: v_k = 2Δ_k/‖Δ_k‖ replaces g_k, so w_k ∝ p_k/‖Δ_k‖;
                                         their η is 8, while `server_lr` is 1 unless set
@@ -32,9 +34,11 @@ their own w. A short update counts less than that: with m the median length, w_k
 
 so a tiny one has no more weight than FedAvg gives it, whatever its direction; see docs/robustness.md.
 
+FedExP is Jhunjhunwala et al.: Speeding up federated averaging via extrapolation, ICLR 2023; its e has no upper bound.
+
 guard = 1 is FedAvg's direction (with `convex`, FedAvg itself), None is EUA as published. The guard turns the direction;
 literal and unit keep the length that they have without it, so redistribution cannot inflate it, but a veto still
-shortens their steps: convex and fedavg_norm are the forms that the guard protects.
+shortens their steps: convex, extrapolated and fedavg_norm are the forms that the guard protects.
 """
 
 from __future__ import annotations
@@ -63,6 +67,8 @@ __all__ = ["Unified", "eua", "guarded", "unify"]
 _NEGLIGIBLE = 1e-12
 # ‖Σ w_kΔ_k‖² below this share of (Σ w_k‖Δ_k‖)² is rounding: the updates cancel and there is no direction.
 _CANCELLED = 1e-14
+# The most that a step is lengthened where clients disagree; without a bound, a few of them could send it anywhere.
+_EXTRAPOLATION = 4.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +129,7 @@ def unify(products: Tensor, shares: Tensor, options: EUAOptions) -> Unified:
 
     lengths = {
         "fedavg_norm": _norm(products, shares),
+        "extrapolated": _extrapolation(products, weights) * _norm(products, weights),
         "literal": max(solution.value, 0.0) ** 0.5 / options.phi,
         "unit": max(solution.value, 0.0) ** 0.5,
     }
@@ -161,6 +168,13 @@ def _by_length(guard: float | None, norms: Tensor) -> Tensor | None:
     if guard is None:
         return None
     return (guard * norms / norms.median().clamp_min(torch.finfo(norms.dtype).tiny)).clamp(1, guard)
+
+
+def _extrapolation(products: Tensor, weights: Tensor) -> float:
+    """FedExP's factor on the step Σ_k weights_kΔ_k: more than 1 where the updates disagree."""
+    squared = float(weights @ products @ weights)
+    mean_square = float(weights @ products.diagonal())
+    return min(max(1.0, mean_square / (2 * squared)), _EXTRAPOLATION) if squared > 0 else 1.0
 
 
 def _norm(products: Tensor, weights: Tensor) -> float:
