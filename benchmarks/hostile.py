@@ -50,7 +50,23 @@ def tiny(reply: Reply, start: ModelState, honest: Sequence[Reply], round_: int) 
     return replace(reply, model=ModelState(start.params - own * mean, reply.model.buffers))
 
 
-ATTACKS: dict[str, Attack] = {"sign flip": sign_flip, "scale ×1000": scale, "noise": noise, "tiny": tiny}
+def claim(reply: Reply, start: ModelState, honest: Sequence[Reply], round_: int) -> Reply:
+    """The opposite of what was learned, on a thousand million images: weight that a word can buy."""
+    return replace(sign_flip(reply, start, honest, round_), examples=10**9)
+
+
+def collude(reply: Reply, start: ModelState, honest: Sequence[Reply], round_: int) -> Reply:
+    """All attackers alike: the honest clients' mean update, reversed, twice as long as their median one."""
+    updates = torch.stack([other.model.params - start.params for other in honest])
+    mean, own = updates.mean(0), 1 + 1e-4 * reply.client  # so that no two are the same to the bit
+    away = mean * (own * 1.99 * updates.norm(dim=1).median() / mean.norm())
+    buffers = start.buffers + own * (honest[0].model.buffers - start.buffers)
+    return replace(reply, model=ModelState(start.params - away, buffers.clamp_min(0)))
+
+
+ATTACKS: dict[str, Attack] = {
+    "sign flip": sign_flip, "scale ×1000": scale, "noise": noise, "tiny": tiny, "claim": claim, "collude": collude,
+}  # fmt: skip
 
 
 class Hostile:

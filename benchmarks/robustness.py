@@ -42,14 +42,15 @@ PAGE = ROOT / "docs" / "robustness.md"
 MARKERS = "<!-- table: python -m benchmarks.robustness --render -->\n", "<!-- end of table -->\n"
 
 SETTING: dict[str, Any] = {
-    "dataset": "sample", "method": "fedu2", "objective": "byol", "clients": 10, "alpha": 0.5, "rounds": 4,
-    "data.image_size": 16, "width": 16, "evaluation.every": 0, "engine.threads": 1,
+    "dataset": "sample", "method": "fedu2", "objective": "byol", "clients": 10, "alpha": 0.5, "rounds": 10,
+    "evaluation.every": 0, "engine.threads": 1,
 }  # fmt: skip
+BOUNDS = {"defence.clip": 2.0, "defence.claims": 2.0}
 DEFENCES: dict[str, dict[str, Any]] = {
     "none": {},
-    "clip": {"defence.clip": 2.0},
-    "clip, multi-Krum": {"defence.clip": 2.0, "defence.rule": "multi_krum"},
-    "clip, trimmed": {"defence.clip": 2.0, "defence.rule": "trimmed"},
+    "bounds": BOUNDS,
+    "bounds, multi-Krum": {**BOUNDS, "defence.rule": "multi_krum"},
+    "bounds, trimmed": {**BOUNDS, "defence.rule": "trimmed"},
 }
 SHARES = (0.1, 0.3)
 

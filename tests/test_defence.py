@@ -254,8 +254,8 @@ def test_claims_are_bounded_by_the_median() -> None:
     assert claims([10, 20, 30, 200, 201], 10) == {}
     assert claims([10, 20, 30, 1 << 39], 10) == {3: 200}
     _, (record,) = _play({0: lambda reply, start, round_: replace(reply, examples=10**9)})
-    assert record["fedavg.weights"] == pytest.approx([80 / 96, *([4 / 96] * 4)])
-    assert record["bounded"] == {"0": ["it claims more than 20 times as many images as the median"]}
+    assert record["fedavg.weights"] == pytest.approx([12 / 28, *([4 / 28] * 4)])
+    assert record["bounded"] == {"0": ["it claims more than 3 times as many images as the median"]}
 
 
 def test_our_own_clients_are_bounded_only_where_asked() -> None:
@@ -309,10 +309,30 @@ def test_multi_krum_does_not_mind_an_honest_client_with_a_long_update() -> None:
     assert multi_krum(crowd, START, 2) == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
-def test_krum_needs_company() -> None:
-    few = _arrivals([[1.0, 0, 0], [1.1, 0, 0], [-1.0, 0, 0], [0.9, 0, 0]])
-    assert multi_krum(few, START, 1) == [0, 1, 2, 3]  # K ≥ 2f + 3
-    assert selected(few, START, DefenceOptions())[0] is few
+def test_multi_krum_is_not_fooled_by_accomplices() -> None:
+    """Honest updates that have little in common, and three attackers that agree: reversed mean, or any direction."""
+    random = torch.Generator().manual_seed(0)
+    honest = torch.randn(7, 20_000, generator=random) + 0.4 * torch.randn(20_000, generator=random)
+    start = ModelState(torch.zeros(20_000), torch.ones(2))
+    for direction in (-honest.mean(0), torch.randn(20_000, generator=random)):
+        alike = torch.stack([direction * (1 + 1e-4 * copy) for copy in range(3)])
+        arrivals = Arrivals([_reply(client) for client in range(10)], torch.cat([honest, alike]), torch.ones(10, 2))
+        assert multi_krum(arrivals, start, 3) == [0, 1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(("rule", "too_few"), [("multi_krum", 4), ("trimmed", 3)])
+def test_a_rule_needs_company_and_says_so(rule: str, too_few: int, caplog: pytest.LogCaptureFixture) -> None:
+    far = [[1.0, 0, 0], [-9.0, 0, 0], [1.1, 0, 0], [0.9, 0, 0], [1.0, 0.1, 0]]
+    options = DefenceOptions(rule=rule, hostile=0.3)
+    few = _arrivals(far[:too_few])
+    assert selected(few, START, options) == (few, {})
+    assert f"defence.rule={rule} does nothing: {too_few} clients are too few for it" in caplog.text
+    caplog.clear()
+    enough = _arrivals(far[: too_few + 1])
+    kept, _ = selected(enough, START, options)
+    assert float(kept.params.min()) > -9
+    assert selected(_arrivals(far), START, DefenceOptions())[1] == {}
+    assert not caplog.text
 
 
 def test_poisoned_buffers_alone_are_found() -> None:

@@ -90,7 +90,7 @@ def test_every_method_trains_and_writes_a_run(micro: Experiment, tmp_path: Path,
     last = run.history[-1]
     if "fur.weight=0" not in settings and "method=fedu2" in settings:
         assert 0 < last["fur.mass"] <= 1
-        assert 0 <= last["fur.gap"] < 1e-2
+        assert 0 <= last["fur.gap"] < 0.2  # of a plan that is smoothed on purpose
     else:
         assert "fur.mass" not in last
     if run.experiment.aggregator == "eua":

@@ -70,7 +70,7 @@ def test_gradient_is_that_of_the_exact_plan(kind: str, d: int) -> None:
         z, references = batch(kind, d, seed), batch("spread", d, seed + 500)
         exact = optimal_gradient(z, references)
         for solver in ("sinkhorn", "exact") if kind in ("tight", "opposite") else ("sinkhorn", "fast", "exact"):
-            gradient = gradient_of(z.float(), references.float(), FUROptions(solver=solver))
+            gradient = gradient_of(z.float(), references.float(), FUROptions(gradient="plan", solver=solver))
             cosine, norm = cosine_and_norm(gradient.double(), exact)
             assert cosine >= least_cosine[solver]
             assert norm == pytest.approx(1, abs=norm_error[solver])
@@ -82,8 +82,8 @@ def test_gradient_with_unequal_numbers_of_points(n: int, m: int, solver: str) ->
     """A collapsed batch among many references is where unbounded over-relaxation diverges."""
     for seed in (300, 301):
         z, references = batch("collapsed", 64, seed, n).float(), batch("spread", 64, seed + 500, m).float()
-        exact = gradient_of(z, references, FUROptions(solver="exact"))
-        cosine, norm = cosine_and_norm(gradient_of(z, references, FUROptions(solver=solver)), exact)
+        exact = gradient_of(z, references, FUROptions(gradient="plan", solver="exact"))
+        cosine, norm = cosine_and_norm(gradient_of(z, references, FUROptions(gradient="plan", solver=solver)), exact)
         assert cosine >= 0.95
         assert norm == pytest.approx(1, abs=0.1)
 
@@ -92,7 +92,7 @@ def test_gradient_with_unequal_numbers_of_points(n: int, m: int, solver: str) ->
 def test_gradient_equals_finite_differences_of_the_value(form: str) -> None:
     """On raw, not normalised inputs; τ = 5 makes mass move in both forms."""
     z, references, direction = noise(6, 4, seed=3), batch("spread", 4, 4, n=5), noise(6, 4, seed=5)
-    options = FUROptions(form=form, solver="exact", tau_a=5, tau_b=5)
+    options = FUROptions(gradient="plan", form=form, solver="exact", tau_a=5, tau_b=5)
     gradient = gradient_of(z, references, options)
     up, down = (fur_toward(z + h * direction, references, options).loss for h in (1e-5, -1e-5))
     assert gradient.norm() > 1e-3
@@ -102,12 +102,14 @@ def test_gradient_equals_finite_differences_of_the_value(form: str) -> None:
 def test_default_moves_mass_in_high_dimension() -> None:
     result = fur(batch("spread", 512, 0).float(), generator("cpu", 0, "fur"), FUROptions())
     assert 0.3 < result.mass < 0.6
-    assert result.gap < 1e-3
+    sharp = fur(batch("spread", 512, 0).float(), generator("cpu", 0, "fur"), FUROptions(gradient="plan"))
+    assert 0.3 < sharp.mass < 0.6
+    assert sharp.gap < 1e-3
 
 
 def test_literal_form_moves_nothing_in_high_dimension() -> None:
     z = batch("spread", 512, 0).float().requires_grad_()
-    result = fur(z, generator("cpu", 0, "fur"), FUROptions(form="literal"))
+    result = fur(z, generator("cpu", 0, "fur"), FUROptions(form="literal", gradient="plan"))
     result.loss.backward()
     assert result.mass == 0
     assert z.grad is not None
@@ -126,7 +128,7 @@ def test_mass_moves_for_any_number_of_references(references: int) -> None:
 def test_value_and_mass_when_references_are_the_batch_itself(solver: str) -> None:
     """Zero cost on the diagonal: everything is matched and nothing is paid."""
     z = torch.eye(8)
-    result = fur_toward(z, z, FUROptions(solver=solver))
+    result = fur_toward(z, z, FUROptions(gradient="plan", solver=solver))
     assert result.mass.item() == pytest.approx(1, abs=1e-4)
     assert result.loss.item() == pytest.approx(0, abs=1e-4)
 
@@ -135,7 +137,7 @@ def test_value_and_mass_when_references_are_the_batch_itself(solver: str) -> Non
 @pytest.mark.parametrize("references", [3, 20])
 def test_mass_is_a_share_also_with_near_references(form: str, references: int) -> None:
     """In low dimension rows take more than their own mass when references abound; the share stays below 1."""
-    options = FUROptions(form=form, references=references, tau_a=40, tau_b=30, solver="exact")
+    options = FUROptions(gradient="plan", form=form, references=references, tau_a=40, tau_b=30, solver="exact")
     result = fur(batch("spread", 2, 0, n=10), generator("cpu", 0, "fur"), options)
     assert 0.8 < result.mass <= 1
 
@@ -196,15 +198,27 @@ def test_degenerate_batches_stay_finite(kind: str) -> None:
     assert z.grad.abs().max() < 1e6
 
 
-def test_descent_disperses_collapsed_points() -> None:
-    """The purpose of it all: points that start together come apart."""
-    z = batch("collapsed", 8, 0, n=64).float()
-    source = generator("cpu", 3)
+@pytest.mark.parametrize(("gradient", "d"), [("plan", 8), ("expected", 8), ("expected", 512)])
+def test_descent_disperses_collapsed_points(gradient: str, d: int) -> None:
+    """The purpose of it all: points that start together come apart; in many dimensions, too."""
+    z = batch("collapsed", d, 0, n=64).float()
+    source, options = generator("cpu", 3), FUROptions(gradient=gradient)
     for _ in range(40):
         z.requires_grad_()
-        (gradient,) = torch.autograd.grad(fur(z, source, FUROptions()).loss, z)
-        z = normalize(z.detach() - 20 * gradient, dim=-1)
+        (slope,) = torch.autograd.grad(fur(z, source, options).loss, z)
+        z = normalize(z.detach() - 20 * slope, dim=-1)
     assert (z @ z.T).mean() < 0.2
+
+
+@pytest.mark.parametrize("kind", ["clustered", "collapsed"])
+def test_one_weight_fits_all_dimensions(kind: str) -> None:
+    """The expected gradient's length hardly depends on d; the plan's would fall."""
+
+    def length(d: int) -> float:
+        z, references = batch(kind, d, 0).float(), sphere_points((B, d), generator("cpu", 1))
+        return float(gradient_of(z, references, FUROptions()).norm())
+
+    assert length(2048) == pytest.approx(length(64), rel=0.25)
 
 
 @pytest.mark.parametrize("kind", ["spread", "clustered", "low rank"])

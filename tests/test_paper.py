@@ -100,8 +100,8 @@ def test_ablations_and_sweeps_change_one_thing() -> None:
     assert changed(plan.cell(plan.HOME, "fedu2-byol-without-fur")) == {"fur.weight": 0}
     assert changed(plan.cell(plan.HOME, "fedu2-byol-without-eua")) == {"aggregator": "fedavg"}
     weights = exhibits["figure4"].series[0].cells
-    assert list(weights) == [0, 0.01, 0.05, 0.1, 0.2, 0.5]
-    assert [changed(cell).get("fur.weight", 0.1) for cell in weights.values()] == list(weights)
+    assert list(weights) == pytest.approx([0, 0.2, 1, 2, 4, 10])
+    assert [changed(cell).get("fur.weight", 2.0) for cell in weights.values()] == list(weights)
     assert [c.experiment(0).local_epochs for c in exhibits["figure5a"].series[1].cells.values()] == [5, 10, 20, 50]
     assert [c.experiment(0).clients for c in exhibits["figure5b"].series[0].cells.values()] == [5, 10, 20, 50, 100]
 
@@ -127,7 +127,7 @@ def test_a_record_tells_all(place: Path) -> None:
     record = read(place / "results" / "micro" / "one" / "seed-0.json")
     content = record.content
     assert (content["cell"], content["seed"], content["commit"]) == ("micro/one", 0, "abc")
-    assert content["experiment"]["fur.weight"] == 0.1
+    assert content["experiment"]["fur.weight"] == 2.0
     assert "data.root" not in content["experiment"]
     assert {"torch", "device", "fedu2"} <= set(content["environment"])
     assert [line["round"] for line in content["history"]] == [0, 1, 2]

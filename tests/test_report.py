@@ -180,7 +180,7 @@ def test_the_summary_compares_runs(tmp_path: Path) -> None:
 def test_only_keys_that_differ_are_listed(tmp_path: Path) -> None:
     sheets = read_sheets([whole(tmp_path / "a"), whole(tmp_path / "b", alpha=0.5, fur={"weight": 0})])
     rows = {row.label: list(row.cells) for row in difference_table(sheets).groups[0][1]}
-    assert rows == {"alpha": ["0.1", "0.5"], "fur.weight": ["0.1", "0.0"]}
+    assert rows == {"alpha": ["0.1", "0.5"], "fur.weight": ["2.0", "0.0"]}
     alone = {row.label: list(row.cells) for row in difference_table(sheets[1:]).groups[0][1]}
     assert alone["alpha"] == ["0.5", "0.1"]
     assert set(alone) == {"alpha", "fur.weight", "rounds", "clients"}

@@ -98,6 +98,7 @@ def test_fedu2_fur_pulls_toward_its_reference() -> None:
         **{
             "objective": "toy-at-e1",
             "fur.weight": weight,
+            "fur.gradient": "plan",
             "fur.references": 1,
             "fur.solver": "exact",
             "fur.tau_a": tau_a,

@@ -51,7 +51,7 @@ def train(
 ) -> None:
     """Train one encoder over many clients; without arguments FedU²-BYOL on the embedded sample.
 
-    Settings are KEY=VALUE, such as method=fedu2 objective=simclr clients=10 fur.weight=0.1; --keys lists them all.
+    Settings are KEY=VALUE, such as method=fedu2 objective=simclr clients=10 fur.weight=1; --keys lists them all.
     """
     from fedu2.commands import list_keys, run_training
 

@@ -2,7 +2,7 @@
 
 An `Experiment` holds every choice that influences a result. It is typed, validated, immutable, and goes to and
 from YAML, so that the `config.yaml` in a run directory is enough to run it again. On the command line its fields
-are keys, dotted for the parts: `method=fedu2 clients=10 fur.weight=0.1`.
+are keys, dotted for the parts: `method=fedu2 clients=10 fur.weight=1`.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class OptimizerOptions(Options):
 class FUROptions(Options):
     """Flexible uniform regulariser: unbalanced transport toward random points on the sphere."""
 
-    weight: float = Field(0.1, ge=0, description="λ_U; 0 switches FUR off")
+    weight: float = Field(2.0, ge=0, description="λ_U, in the units of the gradient; 0 switches FUR off")
     form: Literal["cosine", "literal"] = Field(
         "cosine",
         description="cosine: unit masses, cost 1 − ⟨z, s⟩, moves mass; literal: as printed, moves none",
@@ -133,8 +133,8 @@ class FUROptions(Options):
     )
     output: Literal["projector", "encoder"] = Field("projector", description="the output that FUR acts on")
     gradient: Literal["plan", "expected"] = Field(
-        "plan",
-        description="plan: toward the matched references; expected: its mean over references, by Stein's identity",
+        "expected",
+        description="plan: toward the matched references (λ_U = 0.1 in the paper); expected: its mean over references",
     )
     temperature: float = Field(0.5, gt=0, description="gradient=expected: of the plan, in deviations of the cost")
     tau_a: float = Field(0.8, gt=0, description="τ_a, penalty on the marginal of the batch")
@@ -256,17 +256,17 @@ class EvaluationOptions(Options):
     batch_size: int = Field(512, ge=1, description="images a forward pass")
 
 
-_AUTO = "of the median; auto: 20 for clients that are not ours, none for our own; null switches it off"
+_AUTO = "the median; auto: {} for clients that are not ours, none for our own; null switches it off"
 
 
 class DefenceOptions(Options):
     """Against updates of clients that are not trusted; what each of them does is told in docs/robustness.md."""
 
     clip: Annotated[float, Field(ge=1)] | Literal["auto"] | None = Field(
-        "auto", description=f"an update counts with at most so many times the length {_AUTO}"
+        "auto", description="an update counts with at most so many times the length of " + _AUTO.format(20)
     )
     claims: Annotated[float, Field(ge=1)] | Literal["auto"] | None = Field(
-        "auto", description=f"a client counts with at most so many times the images {_AUTO}"
+        "auto", description="a client counts with at most so many times the images of " + _AUTO.format(3)
     )
     rule: Literal["none", "multi_krum", "trimmed"] = Field(
         "none", description="in front of the aggregator: leave out those far from the others, or trim each coordinate"

@@ -18,9 +18,11 @@ from fedu2.defence.base import Arrivals, lengths
 from fedu2.models.flat import ModelState
 from fedu2.options import DefenceOptions
 
-__all__ = ["bounded", "claims", "limit_of", "shortened"]
+__all__ = ["bounded", "claims", "claims_limit", "shortened"]
 
-AUTO = 20.0  # for clients that are not ours; honest ones of very unequal size come to 14, see docs/robustness.md
+# What `auto` is for clients that are not ours. Honest updates of clients of very unequal size have up to 14 times the
+# median length. Images are another matter: a claim costs nothing, cannot be checked, and buys weight.
+AUTO_CLIP, AUTO_CLAIMS = 20.0, 3.0
 
 
 def bounded(
@@ -33,21 +35,26 @@ def bounded(
     def tell(row: int, what: str) -> None:
         told.setdefault(replies[row].client, []).append(what)
 
-    if clip := limit_of(options.clip, trusted):
+    if clip := limit_of(options.clip, trusted, AUTO_CLIP):
         for row in shortened(arrivals.params, start.params, clip):
             tell(row, f"its update is more than {clip:g} times as long as the median")
         for row in shortened(arrivals.buffers, start.buffers, clip):
             tell(row, f"the update of its buffers is more than {clip:g} times as long as the median")
-    if most := limit_of(options.claims, trusted):
+    if most := claims_limit(options, trusted):
         for row, images in claims([reply.examples for reply in replies], most).items():
             tell(row, f"it claims more than {most:g} times as many images as the median")
             replies[row] = replace(replies[row], examples=images)
     return Arrivals(replies, arrivals.params, arrivals.buffers), told
 
 
-def limit_of(option: float | Literal["auto"] | None, trusted: bool) -> float | None:
+def claims_limit(options: DefenceOptions, trusted: bool) -> float | None:
+    """The multiple of the median number of images that a client may claim; None: no bound."""
+    return limit_of(options.claims, trusted, AUTO_CLAIMS)
+
+
+def limit_of(option: float | Literal["auto"] | None, trusted: bool, auto: float) -> float | None:
     """The multiple of the median that an option means; None: no bound."""
-    return (None if trusted else AUTO) if option == "auto" else option
+    return (None if trusted else auto) if option == "auto" else option
 
 
 def shortened(rows: Tensor, origin: Tensor, limit: float) -> list[int]:

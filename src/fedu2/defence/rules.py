@@ -5,6 +5,7 @@ A rule sees the updates of a round, parameters and buffers, may overwrite them, 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 
@@ -23,10 +24,20 @@ Rule = Callable[[Arrivals, ModelState, int], list[int]]
 
 rules: Registry[Rule] = Registry("rule")
 
+# A rule withstands at most (K − this)/2 hostile clients among K.
+COMPANY = {"none": 0, "multi_krum": 3, "trimmed": 1}
+
+log = logging.getLogger("fedu2")
+
 
 def selected(arrivals: Arrivals, start: ModelState, options: DefenceOptions) -> tuple[Arrivals, dict[int, str]]:
     """What the experiment's rule leaves of the replies, and why others are left out, by client."""
-    hostile = math.floor(options.hostile * len(arrivals.replies) + 1e-9)
+    K = len(arrivals.replies)
+    hostile = min(math.floor(options.hostile * K + 1e-9), (K - COMPANY[options.rule]) // 2)
+    if hostile < 1:
+        if options.rule != "none":
+            log.warning("defence.rule=%s does nothing: %d clients are too few for it", options.rule, K)
+        return arrivals, {}
     kept = rules[options.rule](arrivals, start, hostile)
     why = f"it is among the {len(arrivals.replies) - len(kept)} farthest from the others ({options.rule})"
     return arrivals.only(kept), {r.client: why for row, r in enumerate(arrivals.replies) if row not in kept}
@@ -40,17 +51,14 @@ def none(arrivals: Arrivals, start: ModelState, hostile: int) -> list[int]:
 
 @rules.register("multi_krum")
 def multi_krum(arrivals: Arrivals, start: ModelState, hostile: int) -> list[int]:
-    """Keep the K − f updates with the lowest Krum scores; f at most (K − 3)/2, for which Krum is made.
+    """Keep the K − f updates with the lowest Krum scores, K ≥ 2f + 3, for which Krum is made.
 
-    Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, NeurIPS 2017. Distances
-    are between directions, of parameters and of buffers, so that neither can hide behind the other: how long an update
-    may be is what `bounds` decides. By length, the honest client with the most images is farther from the others than a
-    reversed update, and one near zero close to everybody.
+    After Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, NeurIPS 2017. Here
+    distances are between directions, of parameters and of buffers, so that neither can hide behind the other: how long
+    an update may be is what `bounds` decides. By length, the honest client with the most images is farther from the
+    others than a reversed update, and one near zero close to everybody.
     """
     K = len(arrivals.replies)
-    hostile = min(hostile, (K - 3) // 2)
-    if hostile < 1:
-        return list(range(K))
     distances = torch.zeros(K, K, dtype=torch.float64)
     for rows, origin in ((arrivals.params, start.params), (arrivals.buffers, start.buffers)):
         distances += _distances(gram(rows, origin))
@@ -59,10 +67,14 @@ def multi_krum(arrivals: Arrivals, start: ModelState, hostile: int) -> list[int]
 
 
 def krum_scores(distances: Tensor, hostile: int) -> Tensor:
-    """s_k: the sum of client k's K − f − 2 smallest squared distances to others, of (K, K): (K,)."""
+    """s_k: the sum of client k's K − f − 2 smallest squared distances to others, of (K, K), but for f − 1: (K,).
+
+    The f − 1 smallest do not count, for they may be to one's accomplices: f clients that send the same are close to one
+    another and, counted in full, nearer to others than honest clients whose data differ. With f = 1 this is Krum.
+    """
     K = len(distances)
     others = distances + torch.diag(torch.full((K,), torch.inf, dtype=distances.dtype))
-    return others.sort(1).values[:, : max(1, K - hostile - 2)].sum(1)
+    return others.sort(1).values[:, hostile - 1 : K - hostile - 2].sum(1)
 
 
 def _distances(products: Tensor) -> Tensor:
@@ -77,16 +89,14 @@ def trimmed(arrivals: Arrivals, start: ModelState, hostile: int) -> list[int]:
     """Coordinate by coordinate, values beyond the (f+1)-th smallest or largest over clients become that one.
 
     Winsorising rather than dropping, so that an aggregator that weighs clients still sees K updates; with equal
-    weights the mean has the trimmed mean's breakdown point. f is at most (K − 1)/2, which leaves the median.
+    weights the mean has the trimmed mean's breakdown point. K ≥ 2f + 1, where the median is left.
     After Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML 2018.
     """
     K = len(arrivals.replies)
-    hostile = min(hostile, (K - 1) // 2)
-    if hostile > 0:
-        for rows in (arrivals.params, arrivals.buffers):
-            for block in column_blocks(rows):
-                ordered = rows[:, block].sort(0).values
-                rows[:, block] = rows[:, block].clamp(ordered[hostile], ordered[K - 1 - hostile])
+    for rows in (arrivals.params, arrivals.buffers):
+        for block in column_blocks(rows):
+            ordered = rows[:, block].sort(0).values
+            rows[:, block] = rows[:, block].clamp(ordered[hostile], ordered[K - 1 - hostile])
     return list(range(K))
 
 

@@ -16,6 +16,7 @@ import yaml
 
 from fedu2.experiment import Experiment
 from fedu2.methods import resolve
+from fedu2.options import FUROptions
 from fedu2.registry import Registry
 
 __all__ = ["FIGURE_METHODS", "PROTOCOLS", "Cell", "Exhibit", "Series", "exhibits", "published", "setting_title"]
@@ -34,6 +35,7 @@ PARTICIPATION = 0.5  # that share, as in the authors' code
 # The scores of a record, by the names that `fedu2 evaluate` gives them, and their titles in tables.
 PROTOCOLS = {"knn": "kNN", "linear": "LP", "finetune 1 %": "FT 1 %", "finetune 10 %": "FT 10 %"}
 
+FUR_WEIGHT: float = FUROptions().weight
 WITHOUT: dict[str, dict[str, Any]] = {"fur": {"fur.weight": 0}, "eua": {"aggregator": "fedavg"}}
 
 
@@ -163,7 +165,7 @@ FIGURE_METHODS = tuple(cell(HOME, row) for row in ("fedbyol", "feddecorr-byol", 
 
 
 def _lambda_cell(row: str, weight: float) -> Cell:
-    known = {0.1: row, 0.0: f"{row}-without-fur"}.get(weight, "")  # a cell of other exhibits, too
+    known = {FUR_WEIGHT: row, 0.0: f"{row}-without-fur"}.get(weight, "")  # a cell of other exhibits, too
     return cell(HOME, known) if known in ROWS else cell(HOME, row, f"-lambda{weight:g}", **{"fur.weight": weight})
 
 
@@ -173,7 +175,8 @@ def _epochs_cell(row: str, epochs: int) -> Cell:
 
 
 def _figure4() -> Exhibit:
-    weights, rows = (0.0, 0.01, 0.05, 0.1, 0.2, 0.5), ("fedu2-byol", "fedu2-simsiam")
+    weights = [share * FUR_WEIGHT for share in (0.0, 0.1, 0.5, 1.0, 2.0, 5.0)]  # the paper's, which has 0.1 for ours
+    rows = ("fedu2-byol", "fedu2-simsiam")
     series = [Series(ROWS[row].title, {w: _lambda_cell(row, w) for w in weights}) for row in rows]
     return Exhibit("Figure 4: the weight of FUR", ("linear",), series=series, axis="λ_U")
 

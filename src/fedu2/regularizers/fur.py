@@ -13,6 +13,10 @@ flexibility. Mass moves only where C_ij < τ_a a_i + τ_b b_j, and that decides 
     literal   C = ‖z − s‖² ≈ 2, a_i = 1/N, b_j = 1/M, as printed. The threshold is 0.0125 at N = M = 128: nothing moves
               and the gradient is zero.
 
+Over the references that gradient is nearly all noise, so by default it is replaced by its mean (`away_from_rivals`).
+Then ℓ_u is counted in units of the cost's deviation over random references, 1/√d, in which that mean is the same in
+every dimension: one λ_U fits all encoders. `gradient=plan` is the direct one, in units of the cost as printed.
+
 Reference: Liao et al., Rethinking the Representation in Federated Unsupervised Learning with Non-IID Data, CVPR 2024.
 """
 
@@ -80,10 +84,11 @@ def fur_toward(z: Tensor, references: Tensor, options: FUROptions) -> FURResult:
         match = matching(points.detach(), references.to(points.dtype), form, options)
         envelope = -(points * PULLS[options.gradient](match)).sum((-2, -1))
         value = match.plan.primal.to(points.dtype) + (envelope - envelope.detach())
+        value = value / form.divisor * UNITS[options.gradient](z.shape[-1])
     tau_a, tau_b = options.tau_a, options.tau_b
     free_mass = (tau_a * form.a + tau_b * form.b) / (tau_a / n + tau_b / m)
     mass, gap = match.plan.mass.to(points.dtype), match.plan.gap.to(points.dtype)
-    return FURResult(value / form.divisor, (mass / free_mass).clamp(max=1), gap)
+    return FURResult(value, (mass / free_mass).clamp(max=1), gap)
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,7 @@ def away_from_rivals(match: Match) -> Tensor:
 
 
 PULLS: dict[str, Callable[[Match], Tensor]] = {"plan": toward_references, "expected": away_from_rivals}
+UNITS: dict[str, Callable[[int], float]] = {"plan": lambda d: 1.0, "expected": lambda d: d**0.5}
 
 
 def cosine_distance(points: Tensor, references: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedu2.defence.bounds import claims, limit_of
+from fedu2.defence.bounds import claims, claims_limit
 from fedu2.errors import DataError
 from fedu2.experiment import Experiment
 from fedu2.federation.backend import Absent, Observer
@@ -137,7 +137,7 @@ class FlowerBackend:
         if not told:
             return {}
         tested = [images for images, _ in told]
-        limit = limit_of(self.experiment.defence.claims, self.trusted)
+        limit = claims_limit(self.experiment.defence, self.trusted)
         for place, images in (claims(tested, limit) if limit else {}).items():
             tested[place] = images
         parts = list(zip(tested, (figures for _, figures in told), strict=True))
