@@ -117,27 +117,32 @@ def main() -> None:
 def _play_missing(arguments: argparse.Namespace) -> None:
     asked = Experiment.parse(SETTING, arguments.set)
     setting = {k: v for k, v in resolve(asked).flat().items() if not k.startswith(("defence.", "seed", "device"))}
-    record = _record(arguments.record, setting, arguments.device, arguments.commit)
+    record = _record(arguments.record, setting)
+    here = _here(setting, arguments.device, arguments.commit)
     known = {Cell(*(run[name] for name in Cell._fields)) for run in record["runs"]}
     missing = [cell for cell in grid(arguments.seeds, arguments.only) if cell not in known]
     with ProcessPoolExecutor(arguments.jobs, get_context("spawn")) as pool:
         playing = [pool.submit(play, cell, setting, arguments.device) for cell in missing]
         for played in as_completed(playing):
-            record["runs"].append(played.result())
+            record["runs"].append({**played.result(), **here})
             print(json.dumps(record["runs"][-1]), flush=True)
             write_atomically(arguments.record, json.dumps(record, indent=1) + "\n")
 
 
-def _record(path: Path, setting: Mapping[str, Any], device: str, commit: str) -> dict[str, Any]:
-    here = environment(choose(Experiment.parse(setting), choose_device(device)))
+def _here(setting: Mapping[str, Any], device: str, commit: str) -> dict[str, str]:
+    """Where and by which code a run is played."""
+    described = ["git", "describe", "--always", "--dirty"]
+    commit = commit or subprocess.run(described, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    found = environment(choose(Experiment.parse(setting), choose_device(device)))
+    return {"machine": f"{found['device']}, torch {found['torch']}", "commit": commit}
+
+
+def _record(path: Path, setting: Mapping[str, Any]) -> dict[str, Any]:
     if not path.exists():
-        described = ["git", "describe", "--always", "--dirty"]
-        commit = commit or subprocess.run(described, cwd=ROOT, capture_output=True, text=True).stdout.strip()
-        defences = {name: dict(keys) for name, keys in DEFENCES.items()}
-        return {"setting": dict(setting), "defences": defences, "environment": here, "commit": commit, "runs": []}
+        return {"setting": dict(setting), "defences": {name: dict(keys) for name, keys in DEFENCES.items()}, "runs": []}
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if record["setting"] != json.loads(json.dumps(setting)) or record["environment"]["device"] != here["device"]:
-        raise SystemExit(f"{path} is of another setting or device: name another --record")
+    if record["setting"] != json.loads(json.dumps(setting)):
+        raise SystemExit(f"{path} is of another setting: name another --record")
     return record
 
 
@@ -160,9 +165,10 @@ def _described(record: Mapping[str, Any], runs: Mapping[Cell, Mapping[str, Any]]
     counts = {seed: sum(cell.seed == seed for cell in runs) for seed in seeds}
     played = ", ".join(f"seed {seed}: {count} of {len(list(grid([seed], ['none', *ATTACKS])))}" for seed, count in
                        counts.items())  # fmt: skip
+    origins = "; ".join(sorted({f"{run['machine']}, commit {run['commit']}" for run in runs.values()}))
     return (
         f"The sample; {setting}. The untrained encoder has {statistics.mean(untrained):.1f}. Cells played: {played}.\n"
-        f"{record['environment']['device']}, commit {record['commit']}.\n"
+        f"{origins}.\n"
     )
 
 

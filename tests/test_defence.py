@@ -19,7 +19,7 @@ from fedu2.aggregators import Updates
 from fedu2.aggregators.eua import eua
 from fedu2.defence import Arrivals, selected
 from fedu2.defence.bounds import claims, shortened
-from fedu2.defence.inspect import REMEMBERED, fingerprints, inspected
+from fedu2.defence.inspect import REMEMBERED, fingerprints, inspected, misfit
 from fedu2.defence.rules import krum_scores, multi_krum, trimmed
 from fedu2.errors import TrainingError
 from fedu2.experiment import Experiment
@@ -216,8 +216,7 @@ def test_the_payload_of_orchestra_is_what_it_must_be(micro: Experiment) -> None:
 def test_a_long_update_is_shortened_and_told(caplog: pytest.LogCaptureFixture) -> None:
     _, (honest,) = _play({})
     assert "bounded" not in honest
-    huge = {2: _params(lambda own, start: start + 1000 * (own - start))}
-    state, (record,) = _play(huge)
+    state, (record,) = _play({2: _params(lambda own, start: start + 90 * (own - start))})
     reason = "its update is more than 20 times as long as the median"
     assert record["bounded"] == {"2": [reason]}
     assert f"client 2 is bounded in round 1: {reason}" in caplog.text
@@ -228,8 +227,17 @@ def test_a_long_update_is_shortened_and_told(caplog: pytest.LogCaptureFixture) -
     assert summarise([{**record, "seconds": 1, "samples_per_second": 1}])["bounded"] == {"2": {reason: 1}}
 
 
+@pytest.mark.parametrize("factor", [1000.0, 3e38])
+def test_an_outsized_update_is_refused(factor: float) -> None:
+    state, (record,) = _play({2: _params(lambda own, start: torch.full_like(own, factor))})
+    assert record["left_out"] == {"2": "its update is more than 100 times as long as the median"}
+    assert record["clients"] == [0, 1, 3, 4]
+    assert float(state.server.model.params.norm()) < 1
+
+
 def test_the_largest_numbers_do_not_overflow() -> None:
-    state, (record,) = _play({2: _params(lambda own, start: torch.full_like(own, 3e38))})
+    huge = {2: _params(lambda own, start: torch.full_like(own, 3e38))}
+    state, (record,) = _play(huge, trusted=True, **{"defence.clip": 20})
     assert "2" in record["bounded"]
     assert float(state.server.model.params.norm()) < 6
 
@@ -300,13 +308,20 @@ def test_multi_krum_leaves_out_who_is_far(one: list[float]) -> None:
     three = [one, [1.1 * one[0], 1.1 * one[1], 0.01 * one[0]], [0.9 * one[0], 0.9 * one[1], 0.0]]
     kept, why = selected(_crowd(*three), START, DefenceOptions(rule="multi_krum", hostile=0.3))
     assert [reply.client for reply in kept.replies] == [0, 1, 2, 3, 4, 5, 6]
-    assert why == dict.fromkeys((7, 8, 9), "it is among the 3 farthest from the others (multi_krum)")
+    assert why == dict.fromkeys((7, 8, 9), "it is far from the others (multi_krum)")
     assert len(kept.params) == 7
 
 
 def test_multi_krum_does_not_mind_an_honest_client_with_a_long_update() -> None:
     crowd = _crowd([8.0, 0.5, 0.2], [-1.0, 0.0, 0.0], [-1.1, 0.1, 0.0])
     assert multi_krum(crowd, START, 2) == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_multi_krum_leaves_out_nobody_who_does_not_stand_out() -> None:
+    random = torch.Generator().manual_seed(0)
+    honest = torch.randn(10, 20_000, generator=random) + 0.4 * torch.randn(20_000, generator=random)
+    arrivals = Arrivals([_reply(client) for client in range(10)], honest, torch.full((10, 2), 2.0))
+    assert multi_krum(arrivals, ModelState(torch.zeros(20_000), torch.ones(2)), 3) == list(range(10))
 
 
 def test_multi_krum_is_not_fooled_by_accomplices() -> None:
@@ -316,7 +331,9 @@ def test_multi_krum_is_not_fooled_by_accomplices() -> None:
     start = ModelState(torch.zeros(20_000), torch.ones(2))
     for direction in (-honest.mean(0), torch.randn(20_000, generator=random)):
         alike = torch.stack([direction * (1 + 1e-4 * copy) for copy in range(3)])
-        arrivals = Arrivals([_reply(client) for client in range(10)], torch.cat([honest, alike]), torch.ones(10, 2))
+        arrivals = Arrivals(
+            [_reply(client) for client in range(10)], torch.cat([honest, alike]), torch.full((10, 2), 2.0)
+        )
         assert multi_krum(arrivals, start, 3) == [0, 1, 2, 3, 4, 5, 6]
 
 
@@ -359,7 +376,7 @@ def test_a_round_with_a_rule_logs_whom_it_left_out(caplog: pytest.LogCaptureFixt
     _, (record,) = _play({}, **{"defence.rule": "multi_krum", "defence.hostile": 0.2})
     (client,) = record["left_out"]
     assert int(client) not in record["clients"]
-    assert f"client {client} is left out of round 1: it is among the 1 farthest" in caplog.text
+    assert f"client {client} is left out of round 1: it is far from the others" in caplog.text
     assert len(record["fedavg.weights"]) == 4
 
 
@@ -410,3 +427,39 @@ def test_the_table_in_the_document_is_that_of_the_record() -> None:
     record, text = json.loads(robustness.RECORD.read_text()), robustness.PAGE.read_text()
     assert robustness.table(record) in text
     assert {run["attack"] for run in record["runs"]} <= {"none", *ATTACKS}
+
+
+# What stands between a reply and its round, line by line
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("which", ["params", "buffers"])
+def test_neither_parameters_nor_buffers_may_be_anything_but_finite(which: str, value: float) -> None:
+    arrivals = _arrivals([[1.0, 0, 0], [0, 1.0, 0]])
+    getattr(arrivals, which)[1, 0] = value
+    kept, refused, _ = inspected(arrivals, START, VARIANCES, {})
+    assert refused == {1: f"its {which} are not finite"}
+    assert [reply.client for reply in kept.replies] == [0]
+
+
+def _terms(names: Sequence[str]) -> Mapping[str, float]:
+    return {"loss": 1.0, **dict.fromkeys(names, 1.0)}
+
+
+@pytest.mark.parametrize(
+    ("sound", "beyond", "reason"),
+    [
+        ({"samples": 0}, {"samples": -1}, "the number of its images cannot be"),
+        ({"samples": (1 << 40) - 1}, {"samples": 1 << 40}, "the number of its images cannot be"),
+        ({"examples": (1 << 40) - 1}, {"examples": 1 << 40}, "the number of its images cannot be"),
+        ({"examples": 1}, {"examples": 0}, "the number of its images cannot be"),
+        ({"metrics": _terms([f"term{n}" for n in range(63)])}, {"metrics": _terms([f"term{n}" for n in range(64)])},
+         "it does not tell its loss"),
+        ({"metrics": _terms(["fur.mass"])}, {"metrics": _terms(["fur mass"])}, "it calls a term of its loss"),
+        ({"metrics": _terms(["a" * 64])}, {"metrics": _terms(["a" * 65])}, "it calls a term of its loss"),
+        ({"payload": {}}, {"payload": {"junk": torch.zeros(3)}}, "it sends a payload, and the method has none"),
+    ],
+)  # fmt: skip
+def test_a_reply_keeps_within_every_limit(sound: dict, beyond: dict, reason: str) -> None:
+    assert misfit(replace(_reply(0), **sound), START, _method()) is None
+    assert str(misfit(replace(_reply(0), **beyond), START, _method())).startswith(reason)

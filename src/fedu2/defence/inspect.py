@@ -1,8 +1,9 @@
 """What a reply must be to take part in a round. None of this asks whether an update is a *good* one.
 
 Of each reply alone, before its model joins the others: types and shapes, numbers that can be logged, what the method
-says of its payload. Of all together: models that are not finite, variances below zero, updates of length zero, and
-models that were seen before, bit for bit: of another client in this round, or of any in the last rounds.
+says of its payload. Of all together: models that are not finite, variances below zero, updates of length zero or of a
+hundred times the median length, and models that were seen before, bit for bit: of another client in this round, or of
+any in the last rounds.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ _TERM = re.compile(r"[A-Za-z][\w.]{0,63}", re.ASCII)  # what a term of a loss ca
 _TERMS = 64  # no loss has more
 _HUGE = 1e30  # no loss comes near it, and sums of such stay finite
 _MOST_IMAGES = 1 << 40
+_OUTSIZED = 100.0  # times the median length; honest clients of very unequal size came to 14
 # What the server itself writes down of a round.
 _OWN = {
     "round", "lr", "clients", "samples", "bytes_down", "bytes_up", "agreement", "client_loss", "left_out", "bounded",
@@ -87,7 +89,8 @@ def inspected(
 def _broken(arrivals: Arrivals, start: ModelState, buffer_layout: Layout) -> dict[int, str]:
     """Rows whose numbers cannot be those of a model that was trained."""
     params, buffers = arrivals.params, arrivals.buffers
-    still = lengths(params, start.params) == 0
+    moved = lengths(params, start.params)
+    still, outsized = moved == 0, moved > _OUTSIZED * moved.nanmedian()
     finite = {"params": _finite(params), "buffers": _finite(buffers)}
     below = torch.zeros(len(params), dtype=torch.bool, device=params.device)
     for entry in buffer_layout.entries:
@@ -101,6 +104,8 @@ def _broken(arrivals: Arrivals, start: ModelState, buffer_layout: Layout) -> dic
                 broken.setdefault(row, f"its {name} are not finite")
         if still[row]:
             broken.setdefault(row, "its update is zero")
+        if outsized[row] and len(params) > 2:  # of two, none can tell who is outsized
+            broken.setdefault(row, f"its update is more than {_OUTSIZED:g} times as long as the median")
         if negative[row]:
             broken.setdefault(row, "its variances are negative")
     return broken

@@ -24,6 +24,9 @@ Rule = Callable[[Arrivals, ModelState, int], list[int]]
 
 rules: Registry[Rule] = Registry("rule")
 
+# Who is left out by multi-Krum is at least this much farther from the others than the client in the middle. On the
+# sample honest clients are up to 1.2 times as far, reversed updates 1.3 times and more, noise 1.1 times and more.
+CLEARLY = 1.1
 # A rule withstands at most (K − this)/2 hostile clients among K.
 COMPANY = {"none": 0, "multi_krum": 3, "trimmed": 1}
 
@@ -39,7 +42,7 @@ def selected(arrivals: Arrivals, start: ModelState, options: DefenceOptions) -> 
             log.warning("defence.rule=%s does nothing: %d clients are too few for it", options.rule, K)
         return arrivals, {}
     kept = rules[options.rule](arrivals, start, hostile)
-    why = f"it is among the {len(arrivals.replies) - len(kept)} farthest from the others ({options.rule})"
+    why = f"it is far from the others ({options.rule})"
     return arrivals.only(kept), {r.client: why for row, r in enumerate(arrivals.replies) if row not in kept}
 
 
@@ -51,19 +54,22 @@ def none(arrivals: Arrivals, start: ModelState, hostile: int) -> list[int]:
 
 @rules.register("multi_krum")
 def multi_krum(arrivals: Arrivals, start: ModelState, hostile: int) -> list[int]:
-    """Keep the K − f updates with the lowest Krum scores, K ≥ 2f + 3, for which Krum is made.
+    """Leave out the at most f updates with the highest Krum scores that stand out; K ≥ 2f + 3, for which Krum is made.
 
     After Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, NeurIPS 2017. Here
     distances are between directions, of parameters and of buffers, so that neither can hide behind the other: how long
     an update may be is what `bounds` decides. By length, the honest client with the most images is farther from the
-    others than a reversed update, and one near zero close to everybody.
+    others than a reversed update, and one near zero close to everybody. The original always leaves out f, which costs
+    clients of differing data more than it saves when nobody attacks.
     """
     K = len(arrivals.replies)
     distances = torch.zeros(K, K, dtype=torch.float64)
     for rows, origin in ((arrivals.params, start.params), (arrivals.buffers, start.buffers)):
         distances += _distances(gram(rows, origin))
     scores = krum_scores(distances, hostile)
-    return sorted(scores.argsort(stable=True)[: K - hostile].tolist())
+    farthest = scores.argsort(descending=True, stable=True)[:hostile]
+    out = farthest[scores[farthest] > CLEARLY * scores.median()].tolist()
+    return [row for row in range(K) if row not in out]
 
 
 def krum_scores(distances: Tensor, hostile: int) -> Tensor:
