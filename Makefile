@@ -1,4 +1,4 @@
-# Everything happens in .venv; the stamp file says that it is complete.
+# Everything happens in .venv; the stamp file says that it is complete. PIP_CONSTRAINT also holds for what builds the package.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,7 +11,7 @@ setup: $(READY)
 $(READY): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (once, a minute or two) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --editable '.[dev]'
 	@touch $@
 
 demo: $(READY)
@@ -55,7 +55,7 @@ fuzz: $(READY)
 
 # Known flaws in what we depend on (asks PyPI), and habits that invite some of our own; SECURITY.md explains exceptions.
 audit: $(READY)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[audit]'
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --editable '.[audit]'
 	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive src
 	$(BIN)/bandit --quiet --configfile pyproject.toml --skip B101,B311,B404,B603,B607 --recursive benchmarks tools
 	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip

@@ -8,8 +8,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,9 +41,11 @@ def main() -> None:
     drive = guided.drive if options.guided else run
 
     def one(name: str) -> Outcome:
-        began, before = time.time(), len(_found(folder, name))
-        inputs = drive(name, options.seed, each, began + each_seconds, folder)
-        outcome = Outcome(name, inputs, time.time() - began, len(_found(folder, name)) - before)
+        began = time.time()
+        with _added_to(folder) as fresh:  # what was found before does not hide that it is found again
+            inputs = drive(name, options.seed, each, began + each_seconds, fresh)
+            findings = len(list(fresh.glob("*.txt")))
+        outcome = Outcome(name, inputs, time.time() - began, findings)
         print(f"{name:<14}{outcome.inputs:>10,}{outcome.seconds:>10.1f}{outcome.findings:>10}", flush=True)
         return outcome
 
@@ -96,8 +99,15 @@ def _watched(name: str, arguments: Sequence[object], state: Path) -> tuple[int, 
     return index, "" if worker.returncode == 0 else f"died ({worker.returncode})"
 
 
-def _found(folder: Path, name: str) -> list[Path]:
-    return list(folder.glob(f"{name}-*.txt"))
+@contextmanager
+def _added_to(folder: Path) -> Iterator[Path]:
+    """An empty folder whose files become files of `folder`, however the block ends."""
+    with tempfile.TemporaryDirectory(dir=folder) as fresh:
+        try:
+            yield Path(fresh)
+        finally:
+            for path in Path(fresh).iterdir():
+                path.replace(folder / path.name)
 
 
 def _arguments() -> argparse.ArgumentParser:

@@ -307,6 +307,16 @@ def test_a_round_that_is_no_number_is_a_damaged_line(tmp_path: Path, caplog: pyt
     assert caplog.text.count("is damaged and left out") == 2
 
 
+def test_a_config_changed_by_hand_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    assert main(["train", "--out", str(run), *SMALL]) == 0
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("rounds: 1", "rounds: 9"))
+    capsys.readouterr()
+    assert main(["train", "--resume", "--out", str(run)]) == 0
+    assert capsys.readouterr().err.count("was changed by hand") == 1
+
+
 @pytest.mark.parametrize(
     ("settings", "title"),
     [

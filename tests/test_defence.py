@@ -18,7 +18,7 @@ import fedu2
 from fedu2.aggregators import Updates
 from fedu2.aggregators.eua import eua
 from fedu2.defence import Arrivals, selected
-from fedu2.defence.bounds import claims, shortened
+from fedu2.defence.bounds import bounded, claims, shortened
 from fedu2.defence.inspect import REMEMBERED, fingerprints, inspected, misfit
 from fedu2.defence.rules import krum_scores, multi_krum, trimmed
 from fedu2.errors import TrainingError
@@ -240,6 +240,14 @@ def test_the_largest_numbers_do_not_overflow() -> None:
     state, (record,) = _play(huge, trusted=True, **{"defence.clip": 20})
     assert "2" in record["bounded"]
     assert float(state.server.model.params.norm()) < 6
+
+
+def test_buffers_are_shortened_by_their_own_lengths() -> None:
+    arrivals = _arrivals([[1.0, 0, 0]] * 5, [[2.0, 1.0]] * 4 + [[1.0, 41.0]])
+    kept, told = bounded(arrivals, START, DefenceOptions(clip=2), trusted=True)
+    assert told == {4: ["the update of its buffers is more than 2 times as long as the median"]}
+    assert kept.buffers.tolist() == [[2.0, 1.0]] * 4 + [[1.0, 3.0]]
+    assert kept.params.tolist() == [[1.0, 0.0, 0.0]] * 5
 
 
 def test_only_long_rows_are_touched() -> None:

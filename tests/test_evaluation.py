@@ -9,7 +9,9 @@ import torch.nn.functional as F
 from fedu2.data import Dataset, ImageSet, load_dataset
 from fedu2.errors import TrainingError
 from fedu2.evaluation import alignment, effective_rank, knn_accuracy, knn_predict, spectrum, uniformity
+from fedu2.evaluation.collapse import spread
 from fedu2.evaluation.monitor import evaluate, extract
+from fedu2.evaluation.sphere import on_sphere
 from fedu2.experiment import Experiment
 from fedu2.methods import build, resolve
 from fedu2.views import plain_view
@@ -64,6 +66,22 @@ def test_effective_rank_of_known_spectra() -> None:
     basis = torch.cat([torch.eye(4), -torch.eye(4)])  # four equal singular values
     assert effective_rank(basis) == pytest.approx(4.0, abs=1e-9)
     assert torch.allclose(spectrum(basis), torch.full((4,), 0.25, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("scale", [2.0**100, 2.0**-100])
+def test_figures_of_directions_do_not_depend_on_lengths(scale: float) -> None:
+    """Squares of 10³⁰ are beyond float32; to the figures such features are as good as any others."""
+    features = torch.randn(300, 16, generator=torch.Generator().manual_seed(0))
+    labels = (features[:, 0] > 0).long()
+
+    def figures(x: torch.Tensor) -> list[float]:
+        knn = knn_accuracy(x[:100], labels[:100], x[100:], labels[100:], 20)
+        return [knn, effective_rank(x), spread(x), alignment(x[:150], x[150:]), uniformity(x)]
+
+    assert figures(scale * features) == figures(features)
+    assert figures(features)[0] > 70
+    assert torch.equal(on_sphere(features), F.normalize(features, dim=1))
+    assert torch.equal(on_sphere(torch.zeros(2, 3)), torch.zeros(2, 3))
 
 
 def test_alignment_and_uniformity_by_hand() -> None:

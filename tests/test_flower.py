@@ -14,13 +14,14 @@ from PIL import Image
 
 pytest.importorskip("flwr")
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 import fedu2
 from fedu2.errors import TrainingError, UsageError
 from fedu2.experiment import Experiment
 from fedu2.federation.callbacks import Callback
 from fedu2.federation.flower import backend as flower_backend
+from fedu2.federation.flower import client_app
 from fedu2.federation.flower.client_app import app
 from fedu2.federation.flower.init import experiment_of
 from fedu2.federation.flower.server import LOOK, serve
@@ -380,10 +381,15 @@ def test_nodes_that_are_no_sites_are_left_out(
     micro: Experiment, tmp_path: Path, config: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes = {**_partitions(3), 500: config}
-    run = serve(LocalGrid(app, nodes), micro.with_(rounds=1), tmp_path / "run")
+    grid = LocalGrid(app, nodes)
+    run = serve(grid, micro.with_(rounds=1), tmp_path / "run")
     assert run.history[-1]["clients"] == [0, 1, 2]
     assert f"node 500 is left out: {'' if 'another' in reason else 'it has '}{reason}" in caplog.text
-    assert "/nonexistent" not in str([str(m) for _, _, m in LocalGrid(app, {}).seen])
+    answers = [
+        str(dict(m.content.config_records)) for direction, node, m in grid.seen if (direction, node) == ("up", 500)
+    ]
+    assert answers
+    assert not any("/nonexistent" in answer for answer in answers)
 
 
 def test_a_node_that_was_refused_is_asked_again(
@@ -521,3 +527,12 @@ def test_arrays_are_plain() -> None:
     back = unpack_tensors(record)
     assert torch.equal(back["a"], torch.arange(4))
     assert back["b"].dtype == torch.float32
+
+
+def test_shares_of_a_file_are_found_where_the_app_says(micro: Experiment, tmp_path: Path) -> None:
+    """Flower hands the app's configuration to sites; the experiment itself names no file to them."""
+    (tmp_path / "shares.json").write_text("[[0, 1, 2], [3, 4]]")
+    config = {"split.file": str(tmp_path / "shares.json")}
+    context = Context(run_id=1, node_id=1, node_config={"partition-id": 1}, state=RecordDict(), run_config=config)
+    site, _ = client_app._site(micro.with_(partition="file"), context)
+    assert site.share.tolist() == [3, 4]

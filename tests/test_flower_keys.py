@@ -99,6 +99,15 @@ def test_a_folder_with_other_files_keeps_its_mode(tmp_path: Path) -> None:
     assert tmp_path.stat().st_mode & 0o777 == 0o755
 
 
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
+def test_no_keys_where_others_may_replace_them(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "notes").write_text("mine")
+    tmp_path.chmod(mode)
+    with pytest.raises(UsageError, match="others may write to"):
+        make_keys(tmp_path, ["a"])
+    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
+
+
 def test_nothing_is_replaced_without_force(tmp_path: Path) -> None:
     folder = tmp_path / "k"
     make_node_keys(folder, ["a"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from fuzz import guided
-from fuzz.__main__ import run
+from fuzz.__main__ import main, run
 from fuzz.mutate import mutate_json, spoil
 from fuzz.worker import attempt, corpus, input_at, keep, known, target_named
 from hypothesis import HealthCheck, given, settings
@@ -107,6 +107,28 @@ def test_the_runner_tells_of_exceptions_hangs_and_deaths(tmp_path: Path, monkeyp
     assert "Hang" in told[b"spin"]
     assert "died (3)" in told[b"die"]
     assert "it took 1,53" in told[b"memory"]
+
+
+@pytest.mark.parametrize("led", ["run", "guided.drive"])
+def test_what_was_found_before_is_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], led: str
+) -> None:
+    """As long as it is not mended, the exit status says so, and the first input stays."""
+
+    def drive(name: str, seed: int, inputs: int, until: float, folder: Path) -> int:
+        keep(folder, name, b"input", "KeyError: 'a'")
+        return inputs
+
+    monkeypatch.setattr(f"fuzz.__main__.{led}", drive)
+    guided_too = ["--guided"] if "guided" in led else []
+    monkeypatch.setattr(sys, "argv", ["fuzz", "--targets", "partition", "--out", str(tmp_path), *guided_too])
+    for _ in range(2):
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 1
+        assert capsys.readouterr().out.splitlines()[-2].split()[-1] == "1"
+    assert len(list(tmp_path.iterdir())) == 2
+    assert {path.read_bytes() for path in tmp_path.iterdir()} == {b"input", b"KeyError: 'a'"}
 
 
 def test_findings_are_kept_once_for_each_place(tmp_path: Path) -> None:

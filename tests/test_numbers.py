@@ -16,7 +16,7 @@ import fedu2
 from fedu2.console import result_table, round_line
 from fedu2.data import load_dataset
 from fedu2.errors import TrainingError
-from fedu2.evaluation.alarm import Sign, collapsed, first_signs, floors, sentence
+from fedu2.evaluation.alarm import Sign, attainable, collapsed, first_signs, floors, sentence
 from fedu2.evaluation.collapse import effective_rank, spectrum, spread
 from fedu2.experiment import Experiment
 from fedu2.federation.callbacks import Callback
@@ -93,10 +93,44 @@ def test_what_is_not_finite_is_named_with_round_client_and_step(micro: Experimen
     assert backend.lanes[0].model.module.steps == FATAL  # not one step more
 
 
-def test_half_precision_that_overflows_stops_the_run(micro: Experiment, tmp_path: Path) -> None:
+def test_weights_that_run_away_stop_the_run(micro: Experiment, tmp_path: Path) -> None:
     wild = micro.with_(precision="bfloat16", optimizer__lr=1e30)
     with pytest.raises(TrainingError, match=r"became (nan|inf) in round 1, client 0, step \d; there is no checkpoint"):
         fedu2.train(wild, tmp_path / "run")
+
+
+@objectives.register("brink")
+class Brink(SimSiam):
+    """With a product of 3.4e38 in its third forward pass: beyond bfloat16 (3.39e38), within float32 (3.403e38)."""
+
+    steps = 0
+
+    def start(self) -> None:
+        self.steps = 0
+
+    def forward(self, view1: Tensor, view2: Tensor) -> Outcome:
+        self.steps += 1
+        outcome = super().forward(view1, view2)
+        product = F.linear(torch.ones(1, 1), torch.full((1, 1), 3.4e38 if self.steps == FATAL else 1.0))
+        return replace(outcome, loss=outcome.loss + 1e-38 * product.sum())
+
+
+@method("brink", objectives=("brink",), reference="none")
+def brink(experiment: Experiment) -> Method:
+    """Breaks in half precision alone."""
+    return build(experiment.with_(method="fedsimsiam"))
+
+
+def test_half_precision_that_overflows_stops_the_run(micro: Experiment, tmp_path: Path) -> None:
+    """The range of bfloat16 is that of float32 but for 0.4 %: what lies there is finite in one, and not in the other.
+
+    Autocast alone decides: with it switched off, nothing stops the second run.
+    """
+    near = micro.with_(method="brink", objective="brink", local_steps=FATAL, rounds=1)
+    whole = fedu2.train(near.with_(precision="float32"), tmp_path / "whole")
+    assert 0 < whole.history[1]["loss"] < 4  # two steps of about −1, and one of that and 3.4
+    with pytest.raises(TrainingError, match=rf"^loss became inf in round 1, client 0, step {FATAL}; there is no"):
+        fedu2.train(near.with_(precision="bfloat16"), tmp_path / "half")
 
 
 def test_half_precision_on_the_wire_can_overflow_and_is_refused() -> None:
@@ -214,7 +248,7 @@ def test_a_regulariser_that_does_nothing_is_told_and_a_resumed_run_does_not_repe
 
 
 def test_floors_go_by_the_dimension() -> None:
-    least = floors(512, 64)
+    least = floors(512, 64, 0.02)
     assert least["effective_rank"] == pytest.approx(10.24)
     assert least["projector_rank"] == 2.0
     record = {"round": 4, "effective_rank": 10.0, "projector_rank": 3.0, "fur.mass": 0.4}
@@ -222,6 +256,36 @@ def test_floors_go_by_the_dimension() -> None:
     assert collapsed({**record, "round": 0}, least) == {}
     words = sentence("effective_rank", Sign(4, 10.0, 1), least["effective_rank"])
     assert words == "the effective rank of the features is 10, below 10.2, in round 4: the representation collapses"
+
+
+def test_no_floor_is_beyond_what_is_attainable() -> None:
+    """Nine images have a rank of 8 at most, two dimensions of 2; small projectors have small spreads to begin with."""
+    least = floors(512, 2, 0.02)
+    untrained = {"round": 0, "effective_rank": 7.98, "projector_rank": 1.9, "projector_spread": 0.03, "knn": 20.0}
+    record = {"round": 1, "effective_rank": 7.97, "projector_rank": 1.7, "projector_spread": 0.0176, "fur.mass": 0.01}
+    assert set(collapsed(record, least)) == {"effective_rank", "projector_rank", "projector_spread", "fur.mass"}
+    lower = attainable(least, [untrained, record])
+    assert collapsed(record, lower) == {"fur.mass": 0.01}
+    assert collapsed(record | {"effective_rank": 2.0, "projector_spread": 0.008}, lower).keys() >= {
+        "effective_rank",
+        "projector_spread",
+    }
+    high = {"round": 0, "effective_rank": 333.0, "projector_spread": 0.08}
+    assert attainable(least, [high]) == least
+    assert attainable(least, [record]) == attainable(least, []) == least  # of an untrained model nothing is known
+    assert attainable(least, [{"round": 0, "effective_rank": "x", "projector_spread": None}]) == least
+
+
+@pytest.mark.parametrize(
+    "settings", [{"heads.out": 2}, {"method": "fedx", "seed": 1, "local_steps": 8, "batch_size": 64}], ids=str
+)
+def test_healthy_runs_raise_no_alarm(settings: dict[str, object], micro: Experiment, tmp_path: Path) -> None:
+    """Two dimensions; projections that FedX brings together in round 1. A resumed run knows of the untrained model."""
+    experiment = Experiment.parse(micro.flat() | {"partition": "dirichlet", "alpha": 0.5, "rounds": 1} | settings)
+    run = fedu2.train(experiment, tmp_path / "run")
+    run = fedu2.train(experiment.with_(rounds=2), run.path, resume=True)
+    assert min(record["projector_rank"] for record in run.history) < 2 or run.history[1]["projector_spread"] < 0.02
+    assert "collapse" not in run.summary
 
 
 def test_signs_in_damaged_records_are_passed_over() -> None:

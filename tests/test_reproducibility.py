@@ -89,7 +89,25 @@ def test_what_is_looked_at_and_saved_does_not_reach_the_weights(once: fedu2.Run,
     often = fedu2.train(once.experiment.with_(evaluation__every=1, checkpoint_every=2), tmp_path / "often")
     for pattern in ("server", "client-*"):  # the best round is another when more are judged
         assert _weights(often, pattern) == _weights(once, pattern)
-    assert [record["loss"] for record in often.history[1:]] == [record["loss"] for record in once.history[1:]]
+    ours, theirs = _figures(often), _figures(once)
+    judged = {name for name in theirs[0] if name != "round"}
+    assert {"knn", "effective_rank"} <= judged
+    assert judged <= ours[1].keys()
+    assert not judged & theirs[1].keys()
+    ours[1] = {name: value for name, value in ours[1].items() if name not in judged}
+    assert ours == theirs
+
+
+def test_a_run_that_was_prolonged_differs_by_its_earlier_end(once: fedu2.Run, tmp_path: Path) -> None:
+    """The last round is judged whatever `evaluation.every`, and may be the best: nothing else remembers it."""
+    short = fedu2.train(once.experiment.with_(rounds=1), tmp_path / "run")
+    longer = fedu2.train(once.experiment, short.path, resume=True)
+    for pattern in ("server", "client-*"):
+        assert _weights(longer, pattern) == _weights(once, pattern)
+    assert "knn" in longer.history[1]
+    assert "knn" not in once.history[1]
+    ours, theirs = _figures(longer), _figures(once)
+    assert (ours[0], ours[2]) == (theirs[0], theirs[2])
 
 
 def test_the_page_names_tests_that_exist() -> None:

@@ -51,6 +51,8 @@ def damage(reference: Reference, seed: int, tally: Tally, share: float = 1.0, pa
         one = draw.choice(everything)
         other = draw.choice([d for d in everything if d.state == one.state and d.file != one.file])
         _suffer(reference, [one, other], "two files damaged at once", tally)
+    for state in (finished, paused):
+        _newest_checkpoint(reference, state, tally)
     _all_checkpoints(reference, finished, tally)
 
 
@@ -90,6 +92,7 @@ def _suffer(reference: Reference, damages: list[Damage], row: str, tally: Tally)
         single.apply(run)
     outcome = run_command(reference.subject.resume(run))
     named = any(single.file.name in outcome.sentence for single in damages)
+    spared = all(single.in_newest_checkpoint for single in damages)  # its predecessor is whole, and must be taken
     if outcome.code == 0:
         wrong = differences(run, reference.result)
         fatal = [single.file.name for single in damages if single.in_newest_checkpoint]
@@ -97,7 +100,7 @@ def _suffer(reference: Reference, damages: list[Damage], row: str, tally: Tally)
             wrong.append("the damage is not told")
         ending = "broken" if wrong else "identical"
     else:
-        wrong = [] if named else [outcome.said[-2000:]]
+        wrong = [] if named and not spared else [outcome.said[-2000:]]
         ending = "broken" if wrong else "refused"
     row = f"{reference.method}: {row}"
     tally.add(row, ending)
@@ -106,11 +109,21 @@ def _suffer(reference: Reference, damages: list[Damage], row: str, tally: Tally)
         tally.broken(f"{reference.method}: {done}: {'; '.join(wrong)}")
 
 
+def _newest_checkpoint(reference: Reference, state: Path, tally: Tally) -> None:
+    """Whatever is wrong with the newest checkpoint, the one before it is there to go on from."""
+    newest = [single for single in _emptied(state) if single.in_newest_checkpoint]
+    _suffer(reference, newest, "newest checkpoint damaged", tally)
+
+
 def _all_checkpoints(reference: Reference, state: Path, tally: Tally) -> None:
     """With no whole checkpoint there is nothing to fall back to: the run must be refused by name and left as it is."""
-    files = [path.relative_to(state) for path in (state / "checkpoint").rglob("server.safetensors")]
-    empty = [Damage(state, file, "emptied", lambda *_: bytearray(), "") for file in files]
-    _suffer(reference, empty, "all checkpoints damaged", tally)
+    _suffer(reference, _emptied(state), "all checkpoints damaged", tally)
+
+
+def _emptied(state: Path) -> list[Damage]:
+    """The global model of every checkpoint."""
+    files = [path.relative_to(state) for path in sorted((state / "checkpoint").glob("round-*/server.safetensors"))]
+    return [Damage(state, file, "emptied", lambda *_: bytearray(), "") for file in files]
 
 
 def _paused(reference: Reference) -> Path:

@@ -16,6 +16,10 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "TGA", "ICO", "JP
 MODES = {"PNG": ("RGBA", "P", "I;16", "1", "LA"), "TIFF": ("F", "I;16", "RGBA", "CMYK"), "JPEG": ("L", "CMYK"),
          "GIF": ("P",), "WEBP": ("RGBA",)}  # fmt: skip
 
+# Black squares, RGBA, too slow to make each time: of as many pixels as their format allows, and of 7999 × 7999. Those
+# in JPEG 2000 say that their colours have 31 bits, those in WebP that they are to be turned.
+PICTURES = Path(__file__).parents[1] / "pictures"
+
 
 def seeds() -> list[bytes]:
     """A small picture in every format, and in the modes that are read in ways of their own."""
@@ -50,7 +54,7 @@ def hostile() -> list[bytes]:
     claim[16:24] = (60_000).to_bytes(4, "big") * 2
     inner = made[0]
     icon = b"\0\0\1\0\1\0\x10\x10\0\0\1\0\x20\0" + len(inner).to_bytes(4, "little") + (22).to_bytes(4, "little")
-    return [*made, bytes(claim), icon + inner]
+    return [*made, bytes(claim), icon + inner, *(path.read_bytes() for path in sorted(PICTURES.iterdir()))]
 
 
 def _large(name: str, mode: str, side: int) -> bytes:

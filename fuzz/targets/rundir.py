@@ -66,7 +66,7 @@ def one_input(data: bytes) -> None:
         experiment = run.experiment
         sheets = read_sheets([path])
         page(sheets)
-        RunDirectory(path).partition(4)
+        RunDirectory(path).partition(4, list)
         _each(lambda: kept(run), lambda: run.finished, lambda: RunDirectory(path).check_images(experiment, "0"))
 
 

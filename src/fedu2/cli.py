@@ -17,6 +17,8 @@ from rich.console import Console
 from fedu2._version import __version__
 from fedu2.errors import FedU2Error
 from fedu2.federation.flower.cli import app as flower
+from fedu2.files import shown
+from fedu2.interrupts import one_at_a_time
 from fedu2.paper.cli import app as paper
 
 __all__ = ["main"]
@@ -199,7 +201,11 @@ def _root(version: Annotated[bool, typer.Option("--version", help="show the vers
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; 0 for success, 1 for failure, 2 for wrong usage, 130 when interrupted."""
-    arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    with one_at_a_time(to_the_end=arguments is None):
+        return _carried_out((sys.argv[1:] if arguments is None else arguments) or ["--help"])
+
+
+def _carried_out(arguments: list[str]) -> int:
     _prepare_output()
     _share_busy_cores()
     try:
@@ -232,10 +238,15 @@ def _prepare_output() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("fedu2: %(message)s"))
+    handler.setFormatter(_Lines())
     log = logging.getLogger("fedu2")
     log.handlers = [handler]
     log.setLevel(logging.INFO)
+
+
+class _Lines(logging.Formatter):
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
+        return f"fedu2: {shown(record.message)}"
 
 
 def _followed() -> bool:
@@ -272,7 +283,7 @@ def _once(message: str) -> str:
 def _fail(error: BaseException, sentence: str, code: int, debug: bool) -> int:
     if debug:
         traceback.print_exception(error)
-    print(f"fedu2: {sentence}", file=sys.stderr)
+    print(f"fedu2: {shown(sentence)}", file=sys.stderr)
     return code
 
 

@@ -23,8 +23,9 @@ from fedu2.methods import MethodCard, plain_fedavg, resolve, title_of
 from fedu2.methods import methods as known_methods
 from fedu2.objectives import objectives
 from fedu2.parsing import choices, fields, leaves
+from fedu2.resuming import open_ended
 from fedu2.run import Run, train
-from fedu2.rundir import RunDirectory, open_ended
+from fedu2.rundir import RunDirectory, refuse_link
 
 __all__ = ["examine", "experiment_from", "judge_run", "list_datasets", "list_keys", "list_methods", "run_training"]
 
@@ -46,19 +47,18 @@ def run_training(
     if compare and plain_fedavg(experiment) is None:
         what = f"{title_of(experiment)}, aggregator={experiment.aggregator}"
         raise UsageError(f"--compare has nothing to compare {what} with: it is plain FedAvg, or there is none for it")
-    out = out or RunDirectory.new_name(experiment)
-    go_on = f"continue with: fedu2 train --resume {'--compare ' if compare else ''}--out {out}"
-    deadline = Deadline(time_limit)
+    deadline, progress = Deadline(time_limit), Progress(console, title_of(experiment))
+    go_on = f"continue with: fedu2 train --resume {'--compare ' if compare else ''}--out"
     try:
-        progress = Progress(console, title_of(experiment))
         run = train(experiment, out, resume=resume, callbacks=[progress], time_limit=time_limit)
         compared = _fedavg(console, run, deadline) if compare and run.finished else None
     except KeyboardInterrupt:
-        raise Interrupted(f"interrupted; {go_on}") from None
+        begun = progress.directory or (out if resume else None)
+        raise Interrupted(f"interrupted; {go_on} {begun}" if begun else "interrupted") from None
     for part in filter(None, (run, compared)):
         if not part.finished:
             played = f"round {part.rounds_played} of {part.experiment.rounds}"
-            raise OutOfTime(f"the time limit came after {played}; {go_on}")
+            raise OutOfTime(f"the time limit came after {played}; {go_on} {run.path}")
     console.print()
     plain = compared.summary if compared else _earlier_comparison(run)
     console.print(result_table(title_of(experiment), run.summary, plain, run.path))
@@ -70,7 +70,8 @@ def run_training(
 def experiment_from(settings: Sequence[str], config: Path | None, resumed: Path | None = None) -> Experiment:
     """From a file, or from the run that goes on, or from the defaults; settings are laid over it."""
     if config is None and resumed is not None and RunDirectory(resumed).begun():
-        return resolve(Experiment.parse(RunDirectory(resumed).config().flat(), settings))
+        kept = RunDirectory(resumed).config(tell=False)  # `train` reads it again
+        return resolve(Experiment.parse(kept.flat(), settings))
     return resolve(Experiment.load(config, settings) if config else Experiment.parse({}, settings))
 
 
@@ -79,7 +80,8 @@ def _fedavg(console: Console, run: Run, deadline: Deadline) -> Run:
     plain = plain_fedavg(run.experiment)
     assert plain is not None, "asked for before the training"
     inside = run.path / "fedavg"
-    begun = (inside / "config.yaml").exists()
+    refuse_link(inside)
+    begun = RunDirectory(inside).begun()
     limit = None if deadline.seconds is None else deadline.left
     return train(plain, inside, resume=begun, callbacks=[Progress(console, "FedAvg, for comparison")], time_limit=limit)
 
@@ -177,7 +179,7 @@ def judge_run(
     """`fedu2 evaluate`."""
     from fedu2.evaluate import ALL, FILE, assess, parse_protocols
 
-    if not (path / "config.yaml").exists():
+    if not RunDirectory(path).begun():
         raise UsageError(f"{path} holds no run")
     options, run = parse_protocols(settings), Run(path)
     choices: dict[str, Any] = {"seeds": seeds, "untrained": untrained, "best": best, "data": data, "holdout": holdout}

@@ -27,13 +27,14 @@ class Progress(Callback):
     def __init__(self, console: Console, title: str = "") -> None:
         self.console = console
         self.title = title
+        self.directory: Path | None = None  # of the run that has begun
         self._live: Live | None = None
         self._clock = _Clock()
         self._experiment = Experiment()
         self._tasks: Sequence[Task] = ()
 
     def on_start(self, experiment: Experiment, directory: Path, round_: int) -> None:
-        self._experiment = experiment
+        self._experiment, self.directory = experiment, directory
         self._clock = _Clock(rounds=experiment.rounds - round_)
         length = f"{experiment.rounds} round{'s' if experiment.rounds > 1 else ''}"
         how = f"resuming after round {round_} of {experiment.rounds}" if round_ else length

@@ -22,7 +22,7 @@ from fedu2.errors import DataError, UsageError
 from fedu2.evaluation.finetune import tell_of_few_labels
 from fedu2.evaluation.judge import Candidate, Score, judge, protocols
 from fedu2.evaluation.options import Protocols
-from fedu2.files import digest_of, read_json, user_path, write_atomically
+from fedu2.files import digest_of, lock_file, read_json, user_path, write_atomically
 from fedu2.methods import build
 from fedu2.options import DataOptions
 from fedu2.run import Run, environment
@@ -149,7 +149,7 @@ def _images(run: Run, data: str | Path | None, holdout: float | None) -> Dataset
     experiment = run.experiment
     if data is None:
         dataset = load_dataset(experiment.dataset, experiment.data)
-        RunDirectory(run.path).check_images(experiment, dataset.train.digest())
+        RunDirectory(run.path).check_images(experiment, dataset.digest())
         return dataset
     share = holdout or experiment.data.holdout or DataOptions().holdout
     folder = experiment.data.model_copy(update={"root": str(data), "layout": "images", "holdout": share})
@@ -180,7 +180,7 @@ def _keep(run: Run, entries: list[dict[str, Any]]) -> None:
         return json.dumps([entry[name] for name in sorted(KEY)])
 
     anew = {key(entry) for entry in entries}
-    with (run.path / ".evaluation.lock").open("w") as lock:
+    with lock_file(run.path / ".evaluation.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another evaluation may be about to add its own
         for draft in run.path.glob(f".{FILE}.*"):
             draft.unlink()  # a crash left it half-written

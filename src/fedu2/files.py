@@ -1,23 +1,32 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and those of others: read within bounds, named without harm."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import io
 import json
 import os
+import re
+import stat
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 __all__ = [
     "atomic_file",
     "digest_of",
     "flush",
+    "lock_file",
     "naming",
+    "opened",
     "parse_json",
+    "read_bytes",
     "read_json",
+    "read_text",
+    "read_within",
     "seal",
     "shown",
     "unseal",
@@ -26,6 +35,8 @@ __all__ = [
 ]
 
 SEAL = "# sha256 of what follows: "
+SURROGATES = re.compile("[\ud800-\udfff]")
+LONGEST = 1 << 26  # bytes of a file that is read at once; a partition of eight million images has as many
 
 
 def user_path(text: str | Path) -> Path:
@@ -96,12 +107,47 @@ def parse_json(text: str) -> Any:
 
 def read_json(path: Path) -> Any:
     """What a JSON file holds; OSError where it cannot be read, ValueError where it holds none."""
-    return parse_json(path.read_text(encoding="utf-8"))
+    return parse_json(read_text(path))
+
+
+def read_text(path: Path, longest: int = LONGEST, errors: str = "strict") -> str:
+    """What `read_bytes` reads, as text."""
+    return read_bytes(path, longest).decode("utf-8", errors)
+
+
+def read_bytes(path: Path, longest: int = LONGEST) -> bytes:
+    """A file that others may have written: OSError where it is no regular file, or too long."""
+    with opened(path) as file:
+        return read_within(file, longest)
+
+
+def read_within(file: IO[bytes], longest: int = LONGEST) -> bytes:
+    """All that is left of a file, be it a pipe; OSError where that is more than `longest` bytes."""
+    content = file.read(longest + 1)
+    if len(content) > longest:
+        raise OSError(errno.EFBIG, f"it has more than {longest:,} bytes")
+    return content
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[io.BufferedReader]:
+    """A regular file to read; OSError where it is none, for a pipe may never begin, and a device never end."""
+    with naming(path), open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        yield file
+
+
+def lock_file(path: Path) -> IO[bytes]:
+    """A file to lock, made where there is none; a link in its place might lead to a file of somebody else's."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    return open(os.open(path, flags, 0o666), "r+b", buffering=0)
 
 
 def shown(name: Path | str) -> str:
-    """A file name that can be printed, whatever bytes it is made of."""
-    return os.fsencode(name).decode("utf-8", "replace")
+    """A name that can be printed, whatever it is made of: nothing in it ends a line, or tells a terminal what to do."""
+    text = SURROGATES.sub("\ufffd", str(name))  # bytes that are no text
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def write_atomically(target: Path, text: str) -> None:

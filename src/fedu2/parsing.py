@@ -11,10 +11,11 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from fedu2.errors import UsageError, did_you_mean
+from fedu2.files import read_text
 
 __all__ = ["choices", "explain", "fields", "keys", "laid_over", "leaves", "read_yaml", "tree"]
 
-LONGEST = 1 << 18  # bytes of a configuration; a complete one has five thousand
+LONGEST = 1 << 16  # bytes of a configuration; a complete one has five thousand
 MOST = 10_000  # keys and values in it
 
 
@@ -46,11 +47,7 @@ def tree(model: type[BaseModel], values: Mapping[str, Any], assignments: Sequenc
 def read_yaml(path: Path) -> dict[str, Any]:
     """The keys and values in a YAML file."""
     try:
-        with path.open("rb") as file:
-            text = file.read(LONGEST + 1).decode("utf-8")
-        if len(text) > LONGEST:
-            raise ValueError(f"it is longer than {LONGEST:,} bytes")
-        values = _load(text)
+        values = _load(read_text(path, LONGEST))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the configuration {str(path)!r}: {error}") from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from fedu2._version import __version__
 from fedu2.data import Dataset, ImageSet, load_dataset, make_partition
 from fedu2.engine import Engine, choose, choose_device, choose_threads, usable_cores
-from fedu2.errors import DataError, TrainingError
+from fedu2.errors import DataError, TrainingError, UsageError
 from fedu2.evaluation.monitor import evaluate
 from fedu2.experiment import Experiment
 from fedu2.federation import processes
@@ -67,26 +67,28 @@ def train(
     """
     if follow(backend):
         raise SystemExit
+    if resume and not out:
+        raise UsageError("to resume, name the run that is to go on")
     deadline = Deadline(time_limit)
     experiment = resolve(experiment)
     device = processes.own_device(choose_device(experiment.device))
     if experiment.data.root is not None:  # config.yaml must find them from other directories, too
         experiment = experiment.with_(data__root=str(user_path(experiment.data.root).absolute()))
     dataset = load_dataset(experiment.dataset, experiment.data)
-    shares = make_partition(dataset, experiment)
-    _check_shares(shares, dataset)
-    experiment = experiment.with_(clients=len(shares))  # folders and files bring their own number
-    fingerprint = dataset.train.digest()
+    fingerprint = dataset.digest()
+    resumed = RunDirectory(Path(out)) if resume and out else None
+    shares = _shares(dataset, experiment, resumed)
+    if experiment.partition == "file" or dataset.owners is not None:  # they bring their own number
+        experiment = experiment.with_(clients=len(shares))
     dataset = dataset.to(device)
 
-    directory = RunDirectory(Path(out) if out else RunDirectory.new_name(experiment))
-    experiment = _settled(experiment, device, directory if resume else None)
-    if resume:
-        directory.check_same(experiment, fingerprint)
+    experiment = _settled(experiment, device, resumed)
+    if resumed:
+        resumed.check_same(experiment, fingerprint)
     method = build(experiment)
+    directory = resumed or RunDirectory(Path(out) if out else RunDirectory.new_name(experiment))
     with directory.locked():
-        if resume:
-            shares = directory.partition(len(dataset.train)) or shares
+        if resumed:
             directory.write_images(shares, fingerprint)  # whole again, if they were damaged
         clients = backend(method, dataset.train, shares)
         engine = clients.engine if isinstance(clients, LocalBackend) else choose(experiment, device)
@@ -140,12 +142,19 @@ def _settled(experiment: Experiment, device: torch.device, resumed: RunDirectory
     return experiment.with_(engine__threads=threads)
 
 
-def _check_shares(shares: Sequence[Tensor], dataset: Dataset) -> None:
+def _shares(dataset: Dataset, experiment: Experiment, resumed: RunDirectory | None) -> list[Tensor]:
+    """The clients' training images; a run that goes on keeps those that it began with."""
+
+    def make() -> list[Tensor]:
+        return make_partition(dataset, experiment)
+
+    shares = resumed.partition(len(dataset.train), make) if resumed and resumed.begun() else make()
     names = dataset.client_names or tuple(str(k) for k in range(len(shares)))
     small = [names[k] for k, share in enumerate(shares) if len(share) < 2]
     if small:
         listed = ", ".join(small[:5]) + (f" and {len(small) - 5} more" if len(small) > 5 else "")
         raise DataError(f"a client needs at least two images to train; fewer have: {listed}")
+    return shares
 
 
 def environment(engine: Engine) -> dict[str, str]:

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from fedu2.errors import DataError
+from fedu2.files import read_bytes
 
 __all__ = ["read_archive", "read_folder"]
 
@@ -26,9 +27,7 @@ def read_folder(folder: Path, names: Collection[str], max_file: int) -> Iterator
         try:
             if not path.is_file():
                 continue
-            if (size := path.stat().st_size) > max_file:
-                raise DataError(f"{path} has {size:,} bytes, more than the {max_file:,} expected at most")
-            yield path.name, path.read_bytes()
+            yield path.name, read_bytes(path, max_file)
         except OSError as error:
             raise DataError(f"{path} cannot be read ({error})") from error
 

@@ -49,10 +49,6 @@ class ImageSet:
         """The same images on `device`."""
         return ImageSet(self.images.to(device), None if self.labels is None else self.labels.to(device))
 
-    def digest(self) -> str:
-        """A fingerprint of the images, by which a resumed run knows that they are still the same."""
-        return hashlib.blake2b(self.images.cpu().contiguous().numpy().data, digest_size=16).hexdigest()
-
     def subset(self, indices: Tensor) -> ImageSet:
         """The images at `indices` (int64), in that order."""
         indices = indices.to(self.images.device)
@@ -74,6 +70,11 @@ class Dataset:
     owners: Tensor | None = None
     client_names: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
+
+    def digest(self) -> str:
+        """Two fingerprints, by which a resumed run knows what it began with: training images, and labels and tests."""
+        rest = (self.train.labels, self.test.images, self.test.labels)
+        return f"{_fingerprint(self.train.images)} {_fingerprint(*rest)}"
 
     def to(self, device: torch.device | str) -> Dataset:
         """The same data with images and labels on `device`; owners stay, for partitions are made on the host."""
@@ -107,6 +108,16 @@ def resize_images(images: Tensor, size: int, batch_size: int = 1024) -> Tensor:
         smooth = functional.interpolate(batch, (size, size), mode="bicubic", antialias=True)
         resized[start : start + batch_size] = smooth.round_().clamp_(0, 255)
     return resized
+
+
+def _fingerprint(*tensors: Tensor | None) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        if len(tensors) > 1:  # where one ends and the next begins
+            digest.update(f"{None if tensor is None else tuple(tensor.shape)};".encode())
+        if tensor is not None:
+            digest.update(tensor.cpu().contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 def _for_tuning(dataset: Dataset, share: float) -> Dataset:

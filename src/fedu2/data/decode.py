@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedu2.data.cache import cache_directory
-from fedu2.files import atomic_file
+from fedu2.files import atomic_file, shown
 
 __all__ = ["decode_cached", "decode_files", "decode_image", "looks_like_image"]
 
@@ -36,7 +36,9 @@ DECODER_VERSION = 1  # raise it when the pixels that come out change: caches are
 # icons, which hold pictures whose size is not known before they are decoded.
 UNWANTED = {"BUFR", "EPS", "GRIB", "HDF5", "ICNS", "ICO", "MPEG", "WMF"}
 MAX_THREADS = 8
-MAX_PIXELS = 64_000_000  # to decode: up to 13 bytes each are in memory at a time, in WebP and JPEG 2000
+MAX_PIXELS = 64_000_000  # to decode: up to 12 bytes each are in memory at a time
+# Of formats whose decoders hold more: 36 bytes (JPEG 2000 with deep colours), 17 (WebP), by reckoning 23 (AVIF).
+MAX_PIXELS_OF = {"JPEG2000": 25_000_000, "WEBP": 50_000_000, "AVIF": 36_000_000}
 LARGE = 4_000_000  # pixels: of pictures beyond, one at a time is in memory
 STRIP = 1_000_000  # pixels that are converted at once
 _large = Lock()
@@ -78,7 +80,7 @@ def _try_decode(path: Path, size: int) -> NDArray[np.uint8] | str:
     try:
         return decode_image(path, size)
     except Exception as error:  # Pillow's decoders fail in all sorts of ways on damaged files
-        return str(error).replace(str(path), path.name).strip() or type(error).__name__
+        return shown(str(error).replace(str(path), path.name).strip()) or type(error).__name__
 
 
 def decode_image(path: Path, size: int) -> NDArray[np.uint8]:
@@ -92,7 +94,7 @@ def decode_image(path: Path, size: int) -> NDArray[np.uint8]:
         _refuse_bomb(image, Image.MAX_IMAGE_PIXELS)
         # JPEG decoders can shrink while they decode: far quicker, and still twice as fine as what is needed.
         image.draft(None, (2 * size, 2 * size))
-        _refuse_bomb(image, MAX_PIXELS)
+        _refuse_bomb(image, MAX_PIXELS_OF.get(image.format or "", MAX_PIXELS))
         with _large if image.width * image.height > LARGE else nullcontext():
             ImageOps.exif_transpose(image, in_place=True)
             square = ImageOps.fit(_to_rgb(image), (size, size), Image.Resampling.BICUBIC)
@@ -162,7 +164,7 @@ def decode_cached(root: Path, paths: list[Path], size: int) -> tuple[Tensor, dic
     cached = _read_cache(file, key)
     if cached is not None:
         return cached
-    log.info("decoding %d images in %s", len(paths), root)
+    log.info("decoding %d images in %s", len(paths), shown(root))
     images, reasons = decode_files(paths, size)
     _write_cache(file, key, images, reasons)
     return images, reasons

@@ -71,7 +71,7 @@ def load_folder(options: DataOptions) -> Dataset:
         test=everything.subset(test.nonzero().flatten()),
         classes=classes,
         owners=owners[~test] if clients else None,
-        client_names=tuple(clients),
+        client_names=tuple(map(shown, clients)),
         skipped=tuple(skipped),
     )
 
@@ -106,7 +106,7 @@ def _visible(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError as error:
-        raise DataError(f"{folder} cannot be read ({error})") from error
+        raise DataError(f"{shown(folder)} cannot be read ({error})") from error
 
 
 def scan(root: Path, layout: str) -> list[Picture]:

@@ -34,7 +34,15 @@ from fedu2.files import atomic_file, digest_of, read_json, user_path
 from fedu2.registry import Registry
 from fedu2.seeds import derive
 
-__all__ = ["Deal", "load_partition", "make_partition", "partition", "save_partition", "strategies"]
+__all__ = [
+    "Deal",
+    "digest_of_partition",
+    "load_partition",
+    "make_partition",
+    "partition",
+    "save_partition",
+    "strategies",
+]
 
 Indices = NDArray[np.int64]
 Counts = NDArray[np.int64]
@@ -212,10 +220,18 @@ def _as_tensors(shares: Sequence[Indices]) -> list[Tensor]:
 
 def save_partition(path: Path | str, shares: Sequence[Tensor]) -> None:
     """Write `shares` as JSON, `{"clients": [[0, 4, …], …]}`, for `partition=file`, with their digest."""
-    content = {"clients": [share.tolist() for share in shares]}
-    text = json.dumps({"digest": digest_of(content), **content})
+    text = json.dumps({"digest": digest_of_partition(shares), **_content(shares)})
     with atomic_file(Path(path)) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def digest_of_partition(shares: Sequence[Tensor]) -> str:
+    """What a partition is known by, in its file and in checkpoints."""
+    return digest_of(_content(shares))
+
+
+def _content(shares: Sequence[Tensor]) -> dict[str, Any]:
+    return {"clients": [share.tolist() for share in shares]}
 
 
 def load_partition(path: Path | str, n: int, *, untouched: bool = False) -> list[Tensor]:

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedu2.errors import UsageError
-from fedu2.files import atomic_file
+from fedu2.files import atomic_file, lock_file
 
 __all__ = ["Parts", "partial"]
 
@@ -77,7 +77,7 @@ def partial(out: Path, key: str) -> Iterator[Parts]:
     missing = [parent for parent in folder.parents if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     lock = folder / ".lock"
-    with lock.open("w") as file:
+    with lock_file(lock) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from fedu2.data.decode import looks_like_image
 from fedu2.data.folder import scan
 from fedu2.errors import DataError
-from fedu2.files import shown, user_path
+from fedu2.files import read_within, shown, user_path
 
 __all__ = ["Images", "Picture", "find"]
 
@@ -35,7 +35,7 @@ def find(images: Images) -> list[Picture]:
     if not isinstance(images, str | Path):
         found = [Picture(os.fspath(path), user_path(path)) for path in images]
     elif str(images) == "-":
-        found = _listed(sys.stdin.buffer.read(), Path.cwd(), "standard input")
+        found = _listed(read_within(sys.stdin.buffer), Path.cwd(), "standard input")
     else:
         found = _at(user_path(images))
     if not found:
@@ -52,7 +52,8 @@ def _at(path: Path) -> list[Picture]:
     if looks_like_image(path):
         return [Picture(path.name, path)]
     folder = path.parent if path.is_file() else Path.cwd()  # a pipe, as in <(find ...), has no folder to speak of
-    return _listed(path.read_bytes(), folder, shown(path))
+    with path.open("rb") as file:
+        return _listed(read_within(file), folder, shown(path))
 
 
 def _listed(text: bytes, folder: Path, where: str) -> list[Picture]:

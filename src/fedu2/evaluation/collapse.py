@@ -8,15 +8,16 @@ in Contrastive Self-Supervised Learning, ICLR 2022.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from fedu2.evaluation.sphere import on_sphere
 
 __all__ = ["alignment", "effective_rank", "spectrum", "spread", "uniformity"]
 
 
 def spectrum(features: Tensor) -> Tensor:
     """Singular values of the covariance of l2-normalised features (N, D), descending: (D,)."""
-    z = F.normalize(features.double(), dim=1)
+    z = on_sphere(features.double())
     z = z - z.mean(dim=0)
     covariance = z.T @ z / len(z)
     eigenvalues: Tensor = torch.linalg.eigvalsh(covariance)
@@ -40,18 +41,18 @@ def spread(features: Tensor) -> float:
 
     The effective rank does not show that: it is of what is left beside the mean, and be it rounding.
     """
-    z = F.normalize(features.double(), dim=1)
+    z = on_sphere(features.double())
     return float((z - z.mean(dim=0)).square().sum(dim=1).mean())
 
 
 def alignment(z1: Tensor, z2: Tensor) -> float:
     """E‖z1 − z2‖² over positive pairs, both l2-normalised, (N, D): 0 when views of an image coincide."""
-    return float((F.normalize(z1.float(), dim=1) - F.normalize(z2.float(), dim=1)).square().sum(1).mean())
+    return float((on_sphere(z1.float()) - on_sphere(z2.float())).square().sum(1).mean())
 
 
 def uniformity(features: Tensor, t: float = 2.0) -> float:
     """log E_{i ≠ j} exp(−t‖z_i − z_j‖²) of l2-normalised features (N, D): lower is more uniform, 0 is one point."""
-    z = F.normalize(features.float(), dim=1)
+    z = on_sphere(features.float())
     distance = torch.pdist(z).square() if z.device.type == "cpu" else _pairwise(z)
     return float((-t * distance).exp().mean().log())
 

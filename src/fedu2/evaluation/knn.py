@@ -6,8 +6,9 @@ Reference: Wu et al., Unsupervised Feature Learning via Non-Parametric Instance 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from fedu2.evaluation.sphere import on_sphere
 
 __all__ = ["knn_accuracy", "knn_predict"]
 
@@ -20,8 +21,8 @@ def knn_predict(
     queries: (Q, D), bank: (B, D), labels: (B,) int64. k is cut to the size of the bank. Works in chunks of queries, so
     that at most about 64 MB of similarities are alive.
     """
-    bank = F.normalize(bank.float(), dim=1)
-    queries = F.normalize(queries.float(), dim=1)
+    bank = on_sphere(bank.float())
+    queries = on_sphere(queries.float())
     k = min(k, len(bank))
     chunk = max(1, 16_000_000 // len(bank))
     predictions = []

@@ -31,11 +31,12 @@ def sizes_of(examples: int, experiment: Experiment) -> list[int]:
     return [size, rest] if experiment.last_batch == "keep" and rest > 1 else [size]
 
 
-def steps_of(examples: Sequence[int], experiment: Experiment) -> list[int]:
+def steps_of(examples: Sequence[int], experiment: Experiment, largest: int | None = None) -> list[int]:
     """Optimizer steps that each client makes in a round.
 
     epochs: E · batches_k.  equal: E_k · batches_k with E_k = min(E · max_j batches_j // batches_k, max_local_epochs):
-    small clients make more passes.  A number: that many.
+    small clients make more passes.  A number: that many.  largest: the most images of a client that others keep up
+    with, where not every claim is believed; nobody makes fewer than E passes.
     """
     if isinstance(experiment.local_steps, int):
         return [experiment.local_steps] * len(examples)
@@ -43,8 +44,9 @@ def steps_of(examples: Sequence[int], experiment: Experiment) -> list[int]:
     epochs = experiment.local_epochs
     if experiment.local_steps == "epochs":
         return [epochs * count for count in batches]
+    longest = batches_in_epoch(max(examples) if largest is None else largest, experiment)
     most = max(epochs, experiment.max_local_epochs)
-    return [min(epochs * max(batches) // count, most) * count for count in batches]
+    return [max(epochs, min(epochs * longest // count, most)) * count for count in batches]
 
 
 def local_batches(share: Tensor, steps: int, experiment: Experiment, generator: torch.Generator) -> Iterator[Tensor]:

@@ -4,7 +4,8 @@
         server.safetensors          θ_g and its buffers under the module's own names; `extra/NAME` of the method
         client-0003.safetensors     what client 3 remembers
         best.safetensors            the global model of the best round by kNN, where that is an earlier one
-        manifest.json               round, experiment, the size and SHA-256 of every file, and its own digest
+        manifest.json               round, experiment, the size and SHA-256 of every file, what the images and their
+                                    partition are known by, and its own digest
     checkpoint/metrics.jsonl        the records of all rounds; how much of it belongs to a checkpoint is in its manifest
 
 A checkpoint is written beside its final place, flushed to the disk, and renamed: it is there whole or not at all. The
@@ -17,6 +18,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,15 +32,16 @@ from torch import Tensor
 from fedu2.errors import TrainingError
 from fedu2.federation.journal import Journal
 from fedu2.federation.rounds import Best, FederationState
-from fedu2.files import digest_of, flush, naming, read_json
+from fedu2.files import digest_of, flush, naming, opened, read_json
 from fedu2.methods import ServerState
 from fedu2.models.flat import Layout, ModelState
 
-__all__ = ["Checkpoints", "experiment_in", "places"]
+__all__ = ["Checkpoints", "newest_manifest", "places"]
 
 log = logging.getLogger("fedu2")
 
 FORMAT = 2
+PLACE, DRAFT = re.compile(r"round-[0-9]{6,}"), re.compile(r"\.round-[0-9]{6,}\.[0-9]+")  # others are the user's
 UNCHANGED = 1  # what clients remember is laid out otherwise since then; the rest is as it was
 
 
@@ -53,15 +56,22 @@ class Checkpoints:
         self.last: Path | None = None  # the last whole one that was written or read
 
     def save(
-        self, state: FederationState, experiment: Mapping[str, Any], history: Sequence[Mapping[str, Any]] = ()
+        self,
+        state: FederationState,
+        experiment: Mapping[str, Any],
+        history: Sequence[Mapping[str, Any]] = (),
+        data: Mapping[str, str] | None = None,
     ) -> Path:
-        """Write `state`, and the records of rounds since the last checkpoint; afterwards older ones may go."""
+        """Write `state`, and the records of rounds since the last checkpoint; afterwards older ones may go.
+
+        data: what images and partition are known by.
+        """
         place = self.directory / f"round-{state.round:06d}"
         draft = self.directory / f".{place.name}.{os.getpid()}"
         self.sweep()
         try:
             with naming(draft):
-                self._write(draft, state, experiment, history)
+                self._write(draft, state, experiment, history, data or {})
                 shutil.rmtree(place, ignore_errors=True)  # a damaged one, of a round that is played again
                 draft.rename(place)
                 flush(self.directory)
@@ -82,6 +92,7 @@ class Checkpoints:
         state: FederationState,
         experiment: Mapping[str, Any],
         history: Sequence[Mapping[str, Any]],
+        data: Mapping[str, str],
     ) -> None:
         draft.mkdir(parents=True)
         save_file(self._server_tensors(state.server), draft / "server.safetensors")
@@ -94,6 +105,7 @@ class Checkpoints:
         manifest = {"format": FORMAT, "round": state.round, "files": files, "experiment": dict(experiment)}
         manifest["best"] = {"round": state.best.round, "knn": state.best.knn} if state.best else None
         manifest["seen"] = {str(client): list(models) for client, models in state.seen.items()}
+        manifest["data"] = dict(data)
         manifest["metrics"] = self.journal.write(history)
         manifest["digest"] = digest_of(manifest)
         (draft / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
@@ -103,8 +115,10 @@ class Checkpoints:
 
     def sweep(self) -> None:
         """Remove what a crash left half-written; only for the process that holds the run's lock."""
-        for draft in self.directory.glob(".round-*"):
-            shutil.rmtree(draft, ignore_errors=True)
+        for draft in self.directory.glob(".*"):
+            if DRAFT.fullmatch(draft.name):
+                shutil.rmtree(draft, ignore_errors=True)
+        self.journal.sweep()
 
     def latest(
         self, device: torch.device | str, spare: Path | None = None
@@ -176,14 +190,15 @@ class Checkpoints:
 
 def places(directory: Path) -> list[Path]:
     """The checkpoints in a directory, whole or not, the newest first."""
-    return sorted((place for place in directory.glob("round-*") if place.is_dir()), reverse=True)
+    found = [place for place in directory.glob("round-*") if PLACE.fullmatch(place.name) and place.is_dir()]
+    return sorted(found, key=lambda place: int(place.name[6:]), reverse=True)
 
 
-def experiment_in(directory: Path) -> tuple[dict[str, Any], Path] | None:
-    """The experiment that the newest checkpoint belongs to whose manifest is whole, and its place."""
+def newest_manifest(directory: Path) -> tuple[dict[str, Any], Path] | None:
+    """What the newest checkpoint tells whose manifest is whole, and its place."""
     for place in places(directory):
         try:
-            return _read_manifest(place)["experiment"], place
+            return _read_manifest(place), place
         except TrainingError:
             continue
     return None
@@ -213,15 +228,17 @@ def _read_manifest(place: Path) -> dict[str, Any]:
 
 def _check(path: Path, fingerprint: Any) -> None:
     try:
-        whole = _fingerprint(path) == fingerprint
+        whole = path.stat().st_size == fingerprint["bytes"] and _fingerprint(path) == fingerprint
     except FileNotFoundError:
         raise TrainingError(f"checkpoint file {path} is missing") from None
     except OSError as error:
-        raise TrainingError(f"checkpoint file {path} cannot be read: {error.strerror}") from None
+        raise TrainingError(f"checkpoint file {path} cannot be read: {error.strerror or error}") from None
+    except (KeyError, TypeError):
+        whole = False
     if not whole:
         raise TrainingError(f"checkpoint file {path} is damaged")
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
+    with opened(path) as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}

@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from fedu2.errors import TrainingError
-from fedu2.files import naming
+from fedu2.files import atomic_file, naming, opened, read_bytes
 
-__all__ = ["Journal", "as_lines"]
+__all__ = ["LONGEST", "Journal", "as_lines"]
+
+LONGEST = 1 << 30  # bytes of records; those of a round have about 500, and 100 more for each client
+FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # a link might lead to a file of somebody else's
 
 
 def as_lines(records: Sequence[Mapping[str, Any]]) -> bytes:
@@ -36,7 +39,7 @@ class Journal:
     def write(self, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Add records, on the disk; the mark for a checkpoint, which then says `commit`."""
         lines = as_lines(records)
-        with naming(self.path), os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
+        with naming(self.path), os.fdopen(os.open(self.path, FLAGS, 0o666), "r+b") as file:
             file.truncate(self._size)
             file.seek(self._size)
             file.write(lines)
@@ -53,17 +56,26 @@ class Journal:
 
     def begin(self, text: bytes) -> None:
         """Go on behind these records, of which another copy is on the disk."""
-        if not self.path.exists() or not self.path.read_bytes().startswith(text):
-            with naming(self.path):
-                self.path.write_bytes(text)
+        try:
+            whole = not self.path.is_symlink() and read_bytes(self.path, LONGEST).startswith(text)
+        except OSError:
+            whole = False
+        if not whole:
+            with atomic_file(self.path) as temporary:
+                temporary.write_bytes(text)
         self._size, self._hash = len(text), hashlib.sha256(text)
+
+    def sweep(self) -> None:
+        """Remove what a crash in `begin` left half-written."""
+        for draft in self.path.parent.glob(f".{self.path.name}.{'[0-9a-f]' * 32}"):
+            draft.unlink()
 
     def records(self, mark: Any, spare: Path) -> bytes:
         """What belongs to a mark, from here or from another file that begins with the same bytes."""
         for path in (self.path, spare):
             try:
-                with path.open("rb") as file:
-                    text = file.read(mark["bytes"])
+                with opened(path) as file:
+                    text = file.read(max(0, min(mark["bytes"], LONGEST)))
                 if len(text) == mark["bytes"] and hashlib.sha256(text).hexdigest() == mark["sha256"]:
                     return text
             except (OSError, KeyError, TypeError, ValueError, OverflowError):

@@ -12,15 +12,17 @@ from typing import Any
 import torch
 
 from fedu2.errors import TrainingError, UsageError
-from fedu2.evaluation.alarm import Sign, collapsed, first_signs, floors, sentence
+from fedu2.evaluation.alarm import Sign, attainable, collapsed, first_signs, floors, sentence
 from fedu2.federation.backend import Backend
 from fedu2.federation.callbacks import Callback
 from fedu2.federation.checkpoint import Checkpoints
 from fedu2.federation.deadline import Deadline
 from fedu2.federation.rounds import FederationState, initial_state, play_round
+from fedu2.interrupts import uninterrupted
 from fedu2.methods import Method, ServerState
 from fedu2.models.flat import FlatModel
 from fedu2.objectives import Objective
+from fedu2.resuming import check_keys
 from fedu2.rundir import RunDirectory
 
 __all__ = ["Federation", "Judge", "summarise"]
@@ -57,7 +59,7 @@ class Federation:
         self.device = device
         self.global_model = FlatModel(method.learner(), device)
         features = int(getattr(self.global_model.module.encoder, "features", 0))
-        self.floors = floors(features, self.experiment.heads.out or features)
+        self.floors = floors(features, self.experiment.heads.out or features, method.least_spread)
         self.alarmed: set[str] = set()  # figures whose fall was told
         self.checkpoints = Checkpoints(directory.path / "checkpoint", *method.layouts)
         self.saved = 0  # the round of the last checkpoint
@@ -78,6 +80,7 @@ class Federation:
         try:
             if state.round == 0:
                 self.unsaved = [self._measured(state, {"round": 0})]
+                self.floors = attainable(self.floors, self.unsaved)
                 self._tell(self.unsaved[0])
             deadline.start()
             while state.round < self.experiment.rounds and not deadline.reached():
@@ -87,9 +90,11 @@ class Federation:
                 self._save(state)
             else:
                 self.watch.on_end(self._summarise(surroundings))
-        except TrainingError as error:
-            with contextlib.suppress(TrainingError):  # the disk may be full
+        except (TrainingError, KeyboardInterrupt) as error:
+            with contextlib.suppress(TrainingError, RuntimeError):  # the disk may be full, the device lost
                 self._save(state)
+            if isinstance(error, KeyboardInterrupt):
+                raise
             raise TrainingError(f"{error}; {self._last_good()}") from None
         finally:
             self.watch.close()
@@ -108,12 +113,12 @@ class Federation:
             self.directory.write_history([])
             return None
         state, begun, place = found
-        self.directory.compare(self.experiment, begun)
+        check_keys(self.experiment, begun, self.directory.path)
         if state.round > self.experiment.rounds:
             raise UsageError(f"rounds={self.experiment.rounds} is fewer than {place} has played: {state.round}")
         self.directory.write_config(self.experiment)
         records = self.directory.restore_history(self.checkpoints.records(place, metrics), state.round)
-        self.alarmed = set(first_signs(records))
+        self.alarmed, self.floors = set(first_signs(records)), attainable(self.floors, records)
         self.checkpoints.journal.begin(metrics.read_bytes())
         self.saved = state.round
         return state
@@ -136,9 +141,12 @@ class Federation:
         return state
 
     def _save(self, state: FederationState) -> None:
-        if state.round and self.saved != state.round:
+        if state.round <= self.saved:
+            return
+        with uninterrupted():  # else rounds might be kept twice, or be taken for unsaved
+            self.directory.check_lock()
             played = [record for record in self.unsaved if record["round"] <= state.round]
-            self.checkpoints.save(state, self.experiment.flat(), played)
+            self.checkpoints.save(state, self.experiment.flat(), played, self.directory.data)
             self.unsaved = self.unsaved[len(played) :]
             self.saved = state.round
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedu2.aggregators import Buffers, Updates, agreement
 from fedu2.defence import Arrivals, bounded, inspected, misfit, selected
+from fedu2.defence.bounds import claims, claims_limit
 from fedu2.errors import TrainingError
 from fedu2.experiment import Experiment
 from fedu2.federation.backend import Absent, Backend, Observer, trusts
@@ -80,11 +81,12 @@ def play_round(
     examples = examples if isinstance(examples, Mapping) else dict(enumerate(examples))
     clients = sorted(examples)
     before: dict[str, int] = {}
+    earlier: dict[int, str] = {}
     if state.round == 0 and method.prelude:
-        state, before = _prelude(state, method, backend, clients, observer)
+        state, before, earlier = _prelude(state, method, backend, clients, observer)
     experiment, round_ = method.experiment, state.round + 1
     drawn = [clients[place] for place in participants(experiment, len(clients), round_)]
-    steps = dict(zip(clients, steps_of([examples[client] for client in clients], experiment), strict=True))
+    steps = _steps(examples, experiment, trusts(backend))
     lr = learning_rate(experiment, round_)
     progress = (round_ - 1) / experiment.rounds
     tasks = [Task(round_, client, steps[client], lr, progress) for client in drawn]
@@ -118,7 +120,7 @@ def play_round(
     if together is not None:
         record["agreement"] = together
     record["client_loss"] = [reply.metrics["loss"] for reply in replies]
-    if left_out := absent | outvoted:
+    if left_out := _joined(earlier, absent | outvoted):
         record["left_out"] = {str(client): reason for client, reason in sorted(left_out.items())}
     if held:
         record["bounded"] = {str(client): reasons for client, reasons in sorted(held.items())}
@@ -159,6 +161,15 @@ def _no_reply(answer: Reply | Absent, start: ModelState, method: Method, trusted
     return None if trusted else misfit(answer, start, method)
 
 
+def _steps(examples: Mapping[int, int], experiment: Experiment, trusted: bool) -> dict[int, int]:
+    """The steps of each client; who claims more images than is believed does not set the pace of the others."""
+    images = list(examples.values())
+    limit = claims_limit(experiment.defence, trusted)
+    over = claims(images, limit) if limit else {}
+    largest = max((over.get(place, claimed) for place, claimed in enumerate(images)), default=None)
+    return dict(zip(examples, steps_of(images, experiment, largest), strict=True))
+
+
 def _tell_defence(held: Mapping[int, Sequence[str]], outvoted: Mapping[int, str], round_: int) -> None:
     for client, reasons in sorted(held.items()):
         log.warning("client %d is bounded in round %d: %s", client, round_, "; ".join(reasons))
@@ -168,8 +179,11 @@ def _tell_defence(held: Mapping[int, Sequence[str]], outvoted: Mapping[int, str]
 
 def _prelude(
     state: FederationState, method: Method, backend: Backend, clients: Sequence[int], observer: Observer
-) -> tuple[FederationState, dict[str, int]]:
-    """Round 0 of methods that have one, and what it took: nothing is learned, the clients keep their models."""
+) -> tuple[FederationState, dict[str, int], dict[int, str]]:
+    """Round 0 of methods that have one: nothing is learned, the clients keep their models.
+
+    The state after it, what it took, and who was left out, and why.
+    """
     drawn = [clients[place] for place in participants(method.experiment, len(clients), 0)]
     tasks = [Task(0, client, method.prelude, 0.0, 0.0) for client in drawn]
     observer.on_tasks(tasks)
@@ -180,7 +194,14 @@ def _prelude(
     replies = [answer for client in drawn if client not in absent and isinstance(answer := answers[client], Reply)]
     _require_enough(len(replies), absent, 0, method.experiment)
     server = method.prepare(state.server, [reply.payload for reply in replies])
-    return replace(state, server=server), _work(state.server, replies, models=False)
+    left_out = {client: f"before round 1: {reason}" for client, reason in absent.items()}
+    return replace(state, server=server), _work(state.server, replies, models=False), left_out
+
+
+def _joined(earlier: Mapping[int, str], now: Mapping[int, str]) -> dict[int, str]:
+    """Reasons by client; those of a client that has two are one."""
+    both = {client: f"{reason}; {now[client]}" for client, reason in earlier.items() if client in now}
+    return {**earlier, **now, **both}
 
 
 def _require_enough(replies: int, absent: Mapping[int, str], round_: int, experiment: Experiment) -> None:

@@ -103,6 +103,7 @@ class Method:
     scratch: sections that neither travel nor are remembered; `receive` makes them anew (FedX's teacher).
     prelude: steps at learning rate 0 of every client before the first round, for what `prepare` begins with.
     wants_others: each step also sees a view of other images of the client, `Batch.other`.
+    least_spread: of projections, below which no healthy run of the method was seen (`fedu2.evaluation.alarm`).
     """
 
     experiment: Experiment
@@ -112,6 +113,7 @@ class Method:
     scratch: tuple[str, ...] = ()
     prelude: int = 0
     wants_others: bool = False
+    least_spread: float = 0.02
 
     def learner(self) -> Objective:
         """A freshly initialised objective with its networks, the same for everybody: it depends on the seed alone."""
@@ -203,8 +205,11 @@ class Method:
         return server
 
     def doubts(self, payload: Memory) -> str | None:
-        """Server: why a payload that anybody may have sent cannot be one, in a few words; None where it can."""
-        return None
+        """Server: why a payload that anybody may have sent cannot be one, in a few words; None where it can.
+
+        A method that has a `payload` says here what it must be; of others none is taken.
+        """
+        return "it sends a payload, and the method has none" if payload else None
 
     def aggregate(
         self, server: ServerState, updates: Updates, payloads: Sequence[Memory]

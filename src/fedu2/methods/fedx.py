@@ -126,4 +126,11 @@ class FedX(Method):
 def fedx(experiment: Experiment) -> Method:
     """Two-sided distillation: from a client's own views and from the global model, by contrast and by relations."""
     aggregator = aggregators[experiment.aggregator or "fedavg"](experiment)
-    return FedX(experiment, aggregator, stays=stays_for(experiment), scratch=("teacher",), wants_others=True)
+    return FedX(
+        experiment,
+        aggregator,
+        stays=stays_for(experiment),
+        scratch=("teacher",),
+        wants_others=True,
+        least_spread=0.0003,  # projections come together in the first round, and part only later
+    )

@@ -112,4 +112,5 @@ def orchestra(experiment: Experiment) -> Method:
         stays=stays_for(experiment),
         scratch=("clusters",),
         prelude=math.ceil(experiment.orchestra.memory / experiment.batch_size),
+        least_spread=0.005,  # clusters may lie close together: the loss is of who belongs to which
     )

@@ -26,8 +26,8 @@ from fedu2.federation.play import summarise
 from fedu2.files import digest_of, read_json, write_atomically
 from fedu2.methods import resolve
 from fedu2.paper.plan import Cell
+from fedu2.resuming import FREE_KEYS
 from fedu2.run import Run
-from fedu2.rundir import FREE_KEYS
 
 __all__ = ["Record", "check_cell", "commit", "existing", "papers_own", "path_of", "read", "records_of", "write"]
 

@@ -30,7 +30,7 @@ from fedu2.federation.checkpoint import Checkpoints
 from fedu2.federation.local import LocalBackend
 from fedu2.federation.optimizers import learning_rate
 from fedu2.federation.rounds import participants
-from fedu2.files import atomic_file
+from fedu2.files import atomic_file, opened, read_bytes
 from fedu2.methods import Task, build
 from fedu2.models.flat import FlatModel
 from fedu2.run import Run
@@ -86,8 +86,9 @@ def evenly(count: int, most: int, labels: Tensor | None = None) -> Tensor:
 def _take(run: Run, device: str) -> Snapshot:
     experiment, place = run.experiment, choose_device(device)
     dataset = load_dataset(experiment.dataset, experiment.data)
-    RunDirectory(run.path).check_same(experiment, dataset.train.digest())
-    shares = RunDirectory(run.path).partition(len(dataset.train)) or make_partition(dataset, experiment)
+    directory = RunDirectory(run.path)
+    directory.check_same(experiment, dataset.digest())
+    shares = directory.partition(len(dataset.train), lambda: make_partition(dataset, experiment))
     dataset = dataset.to(place)
     probes, tested = _probes(dataset)
 
@@ -142,7 +143,7 @@ def _tag(path: Path) -> str:
     manifests = sorted((path / "checkpoint").glob("round-*/manifest.json"))
     if not manifests:
         raise _no_checkpoint(path)
-    return hashlib.blake2b(manifests[-1].read_bytes(), digest_size=16).hexdigest()
+    return hashlib.blake2b(read_bytes(manifests[-1]), digest_size=16).hexdigest()
 
 
 def _write(path: Path, tag: str, taken: Snapshot) -> None:
@@ -157,7 +158,7 @@ def _write(path: Path, tag: str, taken: Snapshot) -> None:
 def _read(path: Path, tag: str) -> Snapshot | None:
     """What was kept, if it is whole and belongs to the checkpoint that is known by `tag`."""
     try:
-        with safe_open(path, "pt") as file:
+        with opened(path), safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             if (metadata.get("format"), metadata.get("checkpoint")) != (FORMAT, tag):
                 return None

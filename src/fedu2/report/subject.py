@@ -13,8 +13,8 @@ from fedu2.methods import title_of
 from fedu2.report.content import distinct_names
 from fedu2.report.snapshot import Snapshot, snapshot
 from fedu2.report.style import RUNS
+from fedu2.resuming import FREE_KEYS
 from fedu2.run import Run
-from fedu2.rundir import FREE_KEYS
 
 __all__ = ["Subject", "as_subjects", "images_of", "labels_of", "pictured", "series"]
 

@@ -6,7 +6,6 @@ import logging
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -15,7 +14,9 @@ from fedu2.defence.bounds import claims, claims_limit
 from fedu2.errors import DataError
 from fedu2.experiment import Experiment
 from fedu2.federation.backend import Absent, Observer
+from fedu2.federation.flower.roster import Roster, SiteCard
 from fedu2.federation.flower.wire import Assignment, pack_assignment, pack_server, told_experiment, unpack_reply
+from fedu2.files import shown
 from fedu2.methods import Memory, Reply, ServerState, Task
 
 __all__ = ["FlowerBackend", "Roster", "SiteCard"]
@@ -26,49 +27,10 @@ PATIENCE = 120.0  # seconds for a site to describe itself
 PAUSE = 0.2  # seconds between two looks for replies
 AGAIN = 60.0  # seconds after which a node that was refused is asked again
 MOST_IMAGES = 10**9
-PARTITION = re.compile(r"partition-([0-9]{1,6})")
+NUMBERED = re.compile(r"site-([0-9]{10,})")  # what a site without a name of its own is called, by its node's number
 TROUBLES = ("images", "configuration", "training")  # the kinds of errors that a site tells
-FIGURES = ("knn", "effective_rank", "projector_rank", "alignment", "uniformity")  # what a site with labels measures
-HUGE = 1e9  # no figure comes near it, nor does what is not a number
-
-
-@dataclass(frozen=True)
-class SiteCard:
-    """What a site told of itself."""
-
-    name: str
-    node: int
-    examples: int
-    judges: bool  # whether it has held-out images with labels
-
-
-@dataclass
-class Roster:
-    """The sites by client number, which a name keeps for good; nodes may come, go, and come back under another id."""
-
-    numbers: dict[str, int] = field(default_factory=dict)
-    cards: dict[int, SiteCard] = field(default_factory=dict)  # of those that are connected now
-    refused: dict[int, float] = field(default_factory=dict)  # nodes that could not say who they are: when to ask again
-
-    def admit(self, card: SiteCard) -> int:
-        """The client number of a site, new or known."""
-        number = self.numbers.get(card.name)
-        if number is None:
-            own, taken = PARTITION.fullmatch(card.name), set(self.numbers.values())
-            wanted = range(int(own[1]), int(own[1]) + 1) if own else range(0)  # nobody's number is taken away
-            number = next(n for n in (*wanted, *range(len(taken) + 1)) if n not in taken)
-            self.numbers[card.name] = number
-        self.cards[number] = card
-        return number
-
-    def has(self, name: str) -> bool:
-        """Whether a site of this name is connected."""
-        return self.numbers.get(name) in self.cards
-
-    def keep(self, nodes: set[int]) -> None:
-        """Forget sites whose nodes are gone."""
-        self.cards = {number: card for number, card in self.cards.items() if card.node in nodes}
-        self.refused = {node: when for node, when in self.refused.items() if node in nodes}
+SLACK = 1e-3  # figures are rounded, and may lie a little beyond their ends
+LONGEST = 200  # letters of a reason: a site may have chosen them
 
 
 class FlowerBackend:
@@ -93,13 +55,14 @@ class FlowerBackend:
             try:
                 cards.append(_card(node, answer))
             except DataError as error:
-                self._refuse(node, str(error))
+                self._refuse(node, _said(error))
         for card in sorted(cards, key=lambda card: (card.name, card.node)):  # numbers do not depend on who is quicker
-            if self.roster.has(card.name):
-                self._refuse(card.node, f"another node is site {card.name} already")
+            if (owner := self.roster.owners.get(card.name, card.node)) != card.node:
+                self._refuse(card.node, f"another node is site {card.name} already, node {owner}")
             else:
                 self.roster.refused.pop(card.node, None)
-                log.info("site %s is client %d, with %d images", card.name, self.roster.admit(card), card.examples)
+                client = self.roster.admit(card)
+                log.info("site %s is client %d, with %d images (node %d)", card.name, client, card.examples, card.node)
 
     def run(
         self, tasks: Sequence[Task], server: ServerState, memories: Mapping[int, Memory], observer: Observer
@@ -121,19 +84,20 @@ class FlowerBackend:
             try:
                 yield unpack_reply(_content(answer), assigned[node])
             except DataError as error:
-                yield Absent(client, str(error))
+                yield Absent(client, _said(error))
 
-    def judge(self, server: ServerState, round_: int) -> dict[str, float]:
-        """The sites' own figures of the global encoder, weighted by their held-out images."""
+    def judge(self, server: ServerState, round_: int, features: int) -> dict[str, float]:
+        """The sites' own figures of the global encoder, weighted by their held-out images; features: its dimension."""
+        ranges = _ranges(features, self.experiment.heads.out or features)
         judges = [card for card in self.roster.cards.values() if card.judges]
         task = Task(round_, 0, 0, 0.0, 0.0)
         content = pack_assignment(Assignment(self.name, task, server, self.experiment, self.experiment.flower.half))
         told: list[tuple[int, dict[str, float]]] = []
         for node, answer in self._ask({card.node: content for card in judges}, "query.judge", PATIENCE):
             try:
-                told.append(_figures(answer))
+                told.append(_figures(answer, ranges))
             except DataError as error:
-                log.warning("node %d judges nothing: %s", node, error)
+                log.warning("node %d judges nothing: %s", node, _said(error))
         if not told:
             return {}
         tested = [images for images, _ in told]
@@ -141,7 +105,7 @@ class FlowerBackend:
         for place, images in (claims(tested, limit) if limit else {}).items():
             tested[place] = images
         parts = list(zip(tested, (figures for _, figures in told), strict=True))
-        return {name: sum(n * figures[name] for n, figures in parts) / sum(tested) for name in FIGURES}
+        return {name: sum(n * figures[name] for n, figures in parts) / sum(tested) for name in ranges}
 
     def _ask(
         self, contents: Mapping[int, RecordDict], kind: str, patience: float
@@ -178,22 +142,42 @@ def _card(node: int, answer: Message | None) -> SiteCard:
         raise DataError(f"it does not say who it is: {error}") from None
     if not (0 < len(card.name) <= 64 and card.name.isprintable()):
         raise DataError("its name is longer than 64 characters, or cannot be printed")
+    if (own := NUMBERED.fullmatch(card.name)) and int(own[1]) != node:
+        raise DataError(f"{card.name} is the name of another node")
     if not 2 <= card.examples <= MOST_IMAGES:
         raise DataError(f"site {card.name} has {card.examples} images, and a client needs two")
     return card
 
 
-def _figures(answer: Message | None) -> tuple[int, dict[str, float]]:
+def _ranges(features: int, projections: int) -> dict[str, tuple[float, float]]:
+    """What a site with labels measures, and between which ends.
+
+    Per cent; ranks, of no more than the dimension; ‖z − z'‖² of unit vectors; log E exp(−2‖z − z'‖²).
+    """
+    ranks = {"effective_rank": (0.0, float(features)), "projector_rank": (0.0, float(projections))}
+    return {"knn": (0.0, 100.0), **ranks, "alignment": (0.0, 4.0), "uniformity": (-8.0, 0.0)}
+
+
+def _figures(answer: Message | None, ranges: Mapping[str, tuple[float, float]]) -> tuple[int, dict[str, float]]:
     """How many held-out images a site has, and what it measured on them."""
     try:
         told = _content(answer).metric_records["metrics"]
-        figures = {name: float(str(told[name])) for name in FIGURES}
+        figures = {name: float(str(told[name])) for name in ranges}
         tested = int(str(told["tested"]))
     except (KeyError, ValueError) as error:
         raise DataError(f"it does not say what it measured: {error}") from None
-    if not all(abs(value) < HUGE for value in figures.values()) or tested < 1:
-        raise DataError("what it measured cannot be")
+    for name, (least, most) in ranges.items():
+        if not least - SLACK <= figures[name] <= most + SLACK:  # nor is what is not a number
+            raise DataError(f"what it measured cannot be: {name} is {figures[name]:g}")
+    if not 1 <= tested <= MOST_IMAGES:
+        raise DataError(f"what it measured cannot be: it is of {tested} images")
     return tested, figures
+
+
+def _said(error: DataError) -> str:
+    """Why, for a line of the log or a record. It may quote what a site sent, which is cut and commands no terminal."""
+    text = str(error)
+    return shown(text if len(text) <= LONGEST else f"{text[:LONGEST]} …")
 
 
 def _content(answer: Message | None) -> RecordDict:

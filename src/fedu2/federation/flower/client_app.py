@@ -129,7 +129,11 @@ def _site(wanted: Experiment, context: Context) -> tuple[Site, Experiment]:
     """The site, and the server's experiment on this machine's device."""
     node = dict(context.node_config)
     root = node.get("root") or context.run_config.get("data.root")  # of a data set that nodes take shares of
-    here = wanted.with_(device=str(node.get("device", "auto")), data__root=str(root) if root else None)
+    here = wanted.with_(
+        device=str(node.get("device", "auto")),
+        data__root=str(root) if root else None,
+        split__file=context.run_config.get("split.file"),
+    )
     return site_of(here, {"site": f"site-{context.node_id}", **node}), here
 
 

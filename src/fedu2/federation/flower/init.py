@@ -13,7 +13,7 @@ from typing import Any
 from fedu2._version import __version__
 from fedu2.errors import UsageError
 from fedu2.experiment import Experiment
-from fedu2.files import write_atomically
+from fedu2.files import read_text, write_atomically
 from fedu2.methods import resolve, title_of
 
 __all__ = ["app_config", "experiment_of", "read_app", "write_app"]
@@ -144,7 +144,7 @@ def read_app(folder: Path) -> Experiment:
     """The experiment of an app that `write_app` wrote."""
     path = folder / "pyproject.toml"
     try:
-        config = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
+        config = tomllib.loads(read_text(path))["tool"]["flwr"]["app"]["config"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is not the configuration of an app: {error}") from None
     return resolve(experiment_of({key: value for key, value in config.items() if key != "out"}))

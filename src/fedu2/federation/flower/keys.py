@@ -12,6 +12,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -206,7 +207,9 @@ def _write(folder: Path, contents: Mapping[Path, bytes], force: bool) -> None:
 
 
 def _private_folder(folder: Path) -> None:
-    """A folder that only its owner enters; one that has other files in it stays as it is."""
+    """A folder that only its owner enters; one that has other files in it stays as it is, if it is his to write."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not any(folder.iterdir()):
         folder.chmod(0o700)
+    elif folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UsageError(f"others may write to {folder}, and so replace keys in it: chmod go-w it, or choose another")

@@ -26,7 +26,7 @@ from fedu2.federation.checkpoint import places
 from fedu2.federation.deadline import Deadline
 from fedu2.federation.flower.backend import FlowerBackend, Roster
 from fedu2.federation.play import Federation
-from fedu2.files import digest_of, read_json, write_atomically
+from fedu2.files import digest_of, read_json, read_text, write_atomically
 from fedu2.methods import ServerState, build, resolve
 from fedu2.objectives import Objective
 from fedu2.run import Run, environment
@@ -70,7 +70,7 @@ def serve(grid: Grid, experiment: Experiment, out: str | Path, *, callbacks: Seq
             if data is not None:
                 return evaluate(learner, data, experiment)
             backend.refresh()  # nobody is waited for: what was trained is to be saved
-            return backend.judge(server, round_)
+            return backend.judge(server, round_, int(learner.encoder.features))  # type: ignore[arg-type]
 
         clients()  # so that no round is charged with waiting for the first sites
         watch = Callbacks([*callbacks, TensorBoard()])
@@ -136,5 +136,5 @@ def _roster(path: Path, played: bool) -> tuple[Roster, str]:
 def _keep(path: Path, roster: Roster, name: str) -> None:
     content = {"federation": name, "clients": roster.numbers}
     text = json.dumps({**content, "digest": digest_of(content)}, indent=1) + "\n"
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
+    if not path.exists() or read_text(path) != text:
         write_atomically(path, text)

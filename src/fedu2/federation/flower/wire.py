@@ -37,7 +37,7 @@ __all__ = ["Assignment", "pack_assignment", "pack_reply", "pack_server", "pack_t
 FORMAT = 1
 RUN = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what a federation can be called
 MOST = 1 << 24  # no round, client or number of steps comes near it
-PRIVATE = ("data.root", "flower.server_data")  # keys that name files of the server's
+PRIVATE = ("data.root", "split.file", "flower.server_data")  # keys that name files of the server's
 HALF = ":bfloat16"  # behind the name of an array that holds bfloat16 as int16, which NumPy does not have
 
 
@@ -135,9 +135,8 @@ def unpack_reply(content: RecordDict, assignment: Assignment) -> Reply:
         raise DataError(f"its model has {', '.join(sorted(model)) or 'nothing'} in place of params and buffers")
     for name, expected in (("params", start.params), ("buffers", start.buffers)):
         _check(name, model[name], expected)
-    for name, tensor in payload.items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise DataError(f"its payload {name} is not finite")
+    if not all(bool(tensor.isfinite().all()) for tensor in payload.values()):
+        raise DataError("its payload is not finite")
     if "loss" not in numbers or not all(math.isfinite(value) for value in numbers.values()):
         raise DataError("its loss is missing or not finite")
     if examples < 1 or samples < 0:
@@ -163,16 +162,16 @@ def unpack_tensors(record: ArrayRecord) -> dict[str, Tensor]:
     """The inverse of `pack_tensors`; bfloat16 comes back as float32."""
     tensors: dict[str, Tensor] = {}
     for name, array in record.items():
-        tensor = torch.from_numpy(_numpy(array))
+        tensor = _tensor(array)
         if name.endswith(HALF):
             if tensor.dtype != torch.int16:
-                raise ValueError(f"{name} is {tensor.dtype}")
+                raise ValueError(f"an array in bfloat16 is {tensor.dtype}")
             name, tensor = name.removesuffix(HALF), tensor.view(torch.bfloat16).float()
         tensors[name] = tensor
     return tensors
 
 
-def _numpy(array: Array) -> np.ndarray[Any, Any]:
+def _tensor(array: Array) -> Tensor:
     """The array that arrived, no larger than its bytes: a header that claims more, or another format, is refused.
 
     NumPy's own reader takes archives, too, and makes room for what a header claims before it looks for it.
@@ -183,9 +182,10 @@ def _numpy(array: Array) -> np.ndarray[Any, Any]:
             raise ValueError("it has another version")
         shape, fortran_order, dtype = npy.read_array_header_1_0(stream)
         flat = np.frombuffer(array.data, dtype, offset=stream.tell())
-        return flat.reshape(shape, order="F" if fortran_order else "C").copy()  # what arrived cannot be written to
-    except Exception as error:  # headers are Python's syntax, and fail in as many ways
-        raise ValueError(f"an array cannot be read: {error}") from None
+        whole = flat.reshape(shape, order="F" if fortran_order else "C")
+        return torch.from_numpy(whole.copy())  # what arrived cannot be written to
+    except Exception:  # headers are Python's syntax, and fail in as many ways
+        raise ValueError("an array cannot be read") from None
 
 
 def _check(name: str, found: Tensor, expected: Tensor) -> None:

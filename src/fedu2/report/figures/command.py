@@ -10,6 +10,7 @@ from rich.console import Console
 from fedu2.errors import UsageError
 from fedu2.report.draw import draw
 from fedu2.run import Run
+from fedu2.rundir import RunDirectory, refuse_link
 
 __all__ = ["draw_figures"]
 
@@ -19,8 +20,10 @@ def draw_figures(
 ) -> None:
     """Draw, and say where the files are."""
     for path in paths:
-        if not (path / "config.yaml").exists():
+        if not RunDirectory(path).begun():
             raise UsageError(f"{path} holds no run")
+    if out is None and len(paths) == 1:
+        refuse_link(paths[0] / "figures")
     out = out or (paths[0] / "figures" if len(paths) == 1 else Path("figures"))
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is no folder: choose another --out")
