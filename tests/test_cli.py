@@ -13,6 +13,8 @@ import torch
 from PIL import Image
 
 from fedu2.cli import main
+from fedu2.data import datasets as known_datasets
+from fedu2.data import load_dataset
 from fedu2.experiment import Experiment
 from fedu2.methods import resolve, title_of
 from fedu2.rundir import RunDirectory
@@ -178,10 +180,11 @@ def test_a_nan_loss_names_round_client_and_checkpoint(
     assert (place / "server.safetensors").read_bytes() == before
 
 
-def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lists(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["methods"]) == 0
     methods = capsys.readouterr().out
     assert all(name in methods for name in ("fedbyol", "fedsimclr", "fedsimsiam", "fedu2"))
+    monkeypatch.setitem(known_datasets._parts, "undocumented", lambda options: load_dataset("sample", options))
     assert main(["datasets"]) == 0
     datasets = capsys.readouterr().out
     assert all(name in datasets for name in ("sample", "cifar10", "cifar100", "folder"))

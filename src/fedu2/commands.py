@@ -237,6 +237,6 @@ def _remembers(card: MethodCard) -> str:
 def list_datasets(console: Console) -> None:
     """`fedu2 datasets`."""
     for name in known_datasets:
-        summary = (known_datasets[name].__doc__ or "").strip().splitlines()[0]
+        summary = (known_datasets[name].__doc__ or "").strip().partition("\n")[0]
         console.print(f"[bold]{name}[/bold]  {summary}", highlight=False)
     console.print(f"Looked for under data.root, and under {cache_directory()}.", highlight=False, soft_wrap=True)
