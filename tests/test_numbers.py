@@ -99,26 +99,13 @@ def test_weights_that_run_away_stop_the_run(micro: Experiment, tmp_path: Path) -
         fedu2.train(wild, tmp_path / "run")
 
 
-@objectives.register("brink")
-class Brink(SimSiam):
-    """With a product of 3.4e38 in its third forward pass: beyond bfloat16 (3.39e38), within float32 (3.403e38)."""
-
-    steps = 0
-
-    def start(self) -> None:
-        self.steps = 0
-
-    def forward(self, view1: Tensor, view2: Tensor) -> Outcome:
-        self.steps += 1
-        outcome = super().forward(view1, view2)
-        product = F.linear(torch.ones(1, 1), torch.full((1, 1), 3.4e38 if self.steps == FATAL else 1.0))
-        return replace(outcome, loss=outcome.loss + 1e-38 * product.sum())
+def _on_the_brink(outcome: Outcome) -> Outcome:
+    """A product of 3.4e38 in the forward pass: beyond bfloat16 (3.39e38), within float32 (3.403e38)."""
+    product = F.linear(torch.ones(1, 1), torch.full((1, 1), 3.4e38))
+    return replace(outcome, loss=outcome.loss + 1e-38 * product.sum())
 
 
-@method("brink", objectives=("brink",), reference="none")
-def brink(experiment: Experiment) -> Method:
-    """Breaks in half precision alone."""
-    return build(experiment.with_(method="fedsimsiam"))
+_breaking("brink", _on_the_brink)
 
 
 def test_half_precision_that_overflows_stops_the_run(micro: Experiment, tmp_path: Path) -> None:
