@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import SafetensorError
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import fedu2
 from fedu2.commands import experiment_from
@@ -21,7 +23,7 @@ from fedu2.console import result_table
 from fedu2.data import load_dataset, make_partition
 from fedu2.errors import TrainingError, UsageError
 from fedu2.experiment import Experiment
-from fedu2.federation.callbacks import Callback
+from fedu2.federation.callbacks import Callback, TensorBoard
 from fedu2.federation.checkpoint import Checkpoints
 from fedu2.federation.local import LocalBackend
 from fedu2.federation.rounds import FederationState, initial_state, participants, play_round
@@ -562,3 +564,27 @@ def test_tensorboard_that_cannot_write_does_not_stop_a_run(
     run = fedu2.train(micro, tmp_path / "run")
     assert run.finished
     assert "TensorBoard's curves end here" in caplog.text
+
+
+def test_tensorboard_has_the_scalars_of_a_run_that_was_resumed(micro: Experiment, tmp_path: Path) -> None:
+    fedu2.train(micro.with_(rounds=1), tmp_path / "run")
+    run = fedu2.train(micro, tmp_path / "run", resume=True)
+    curves = EventAccumulator(str(run.path / "tensorboard")).Reload()
+    assert [event.step for event in curves.Scalars("loss")] == [1, 2]
+    assert [event.value for event in curves.Scalars("knn")] == pytest.approx(
+        [record["knn"] for record in run.history if "knn" in record]
+    )
+
+
+def test_tensorboard_tells_of_a_full_disk_in_one_line(
+    micro: Experiment, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    curves, threads = TensorBoard(), threading.active_count()
+    curves.on_start(micro, tmp_path, 0)
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        curves._file = full
+        for round_ in (1, 2):
+            curves.on_round({"round": round_, "loss": 0.5})
+    curves.close()
+    assert caplog.text.count("TensorBoard's curves end here: [Errno 28] No space left on device") == 1
+    assert threading.active_count() == threads  # of which one would tell of it by a traceback

@@ -16,9 +16,9 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 
 import numpy as np
+import tensorboard.summary.writer.record_writer  # noqa: F401
 import torch
 import torch._dynamo
-import torch.utils.tensorboard
 from PIL import Image
 
 import fedu2.commands

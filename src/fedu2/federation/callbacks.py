@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fedu2.experiment import Experiment
 from fedu2.federation.backend import EpochReport
@@ -71,34 +74,55 @@ class Callbacks(Callback):
 
 
 class TensorBoard(Callback):
-    """Scalars of every round for TensorBoard, under `tensorboard/` of the run; if they fail, the run goes on."""
+    """Scalars of every round for TensorBoard, under `tensorboard/` of the run; if they fail, the run goes on.
+
+    Written at once: PyTorch's own writer has a thread for it, which tells of a full disk by a traceback.
+    """
 
     def __init__(self) -> None:
-        self._writer: Any = None
+        self._file: IO[bytes] | None = None
 
     def on_start(self, experiment: Experiment, directory: Path, round_: int) -> None:
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         except ImportError:  # a slim installation can do without
             return
         with self._forgiving():
-            self._writer = SummaryWriter(str(directory / "tensorboard"), purge_step=round_ + 1 if round_ else None)
+            folder = directory / "tensorboard"
+            folder.mkdir(exist_ok=True)
+            name = f"events.out.tfevents.{time.time_ns():020d}.{socket.gethostname()}.{os.getpid()}"
+            self._file = (folder / name).open("xb", buffering=0)
+            _write(self._file, Event(file_version="brain.Event:2"))
+            if round_:  # what an interrupted run may have written of later rounds is void
+                _write(self._file, Event(step=round_ + 1, session_log=SessionLog(status=SessionLog.START)))
 
     def on_round(self, record: Mapping[str, Any]) -> None:
+        if self._file is None:
+            return
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        scalars = {n: v for n, v in record.items() if isinstance(v, int | float) and n != "round"}
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
         with self._forgiving():
-            for name, value in record.items():
-                if self._writer is not None and isinstance(value, int | float) and name != "round":
-                    self._writer.add_scalar(name, value, record["round"])
+            _write(self._file, Event(step=record["round"], summary=Summary(value=values)))
 
     def close(self) -> None:
         with self._forgiving():
-            if self._writer is not None:
-                self._writer.close()
+            if self._file is not None:
+                self._file.close()
 
     @contextmanager
     def _forgiving(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            self._writer = None
+            self._file = None
             log.warning("TensorBoard's curves end here: %s", error)
+
+
+def _write(file: IO[bytes], event: Any) -> None:
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    event.wall_time = time.time()
+    RecordWriter(file).write(event.SerializeToString())
