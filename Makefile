@@ -18,7 +18,7 @@ demo: $(READY)
 	$(BIN)/fedu2 train --report
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -m gpu tests
