@@ -51,9 +51,13 @@ def regularizers() -> dict[str, Regularizer]:
 
     def in_subspace(z: Tensor, source: torch.Generator) -> Tensor:
         """In a fresh random subspace, where references are less orthogonal to everything: an idea that failed."""
-        return fur(z @ torch.randn(D, SUBSPACE, generator=source), source, FUROptions()).loss
+        return fur(z @ torch.randn(D, SUBSPACE, generator=source), source, FUROptions(gradient="plan")).loss
 
-    found = {"plan": form(), "plan, M = 1024": form(references=1024), f"plan in {SUBSPACE} dimensions": in_subspace}
+    found = {
+        "plan": form(gradient="plan"),
+        "plan, M = 1024": form(gradient="plan", references=1024),
+        f"plan in {SUBSPACE} dimensions": in_subspace,
+    }
     for temperature in (0.25, 0.5, 1.0):
         found[f"expected, t = {temperature}"] = form(gradient="expected", temperature=temperature)
     return found | {"uniformity loss": lambda z, source: uniformity(z)}
