@@ -49,14 +49,12 @@ LENGTH = math.hypot(0.5, 1.0)
     ("options", "step"),
     [
         ({"step": "convex"}, (0.5, 1.0)),
-        ({"step": "convex", "server_lr": 0.5}, (0.25, 0.5)),
         ({"step": "fedavg_norm"}, (0.5 * FEDAVG_LENGTH / LENGTH, 1.0 * FEDAVG_LENGTH / LENGTH)),
         # d = (p₁g₁ + p₂g₂)/φ = (−0.4, −0.8)/φ
         ({"step": "literal"}, (4.0, 8.0)),
-        ({"step": "literal", "phi": 0.5, "server_lr": 0.1}, (0.08, 0.16)),
+        ({"step": "literal", "phi": 0.5}, (0.8, 1.6)),
         # v₁ = (2, 0), v₂ = (0, 2): p = (1/2, 1/2)
         ({"step": "unit"}, (1.0, 1.0)),
-        ({"step": "unit", "server_lr": 8.0}, (8.0, 8.0)),
     ],
 )
 def test_every_form_by_hand(options: dict[str, object], step: tuple[float, float]) -> None:
@@ -118,9 +116,9 @@ def test_buffers_are_averaged_as_asked() -> None:
 
 def test_registered_by_name_with_the_options_of_the_experiment() -> None:
     build = aggregators["eua"]
-    experiment = Experiment(eua=EUAOptions(guard=None, server_lr=0.5))
+    experiment = Experiment(eua=EUAOptions(guard=None, step="unit"))
     result = build(experiment)(Updates(START.clone(), START + BY_HAND, SHARES))
-    torch.testing.assert_close(result.params, START + doubles(0.25, 0.5))
+    torch.testing.assert_close(result.params, START + doubles(1.0, 1.0))
 
 
 @pytest.mark.parametrize("K", [2, 10, 100])
@@ -221,7 +219,7 @@ def test_a_tiny_update_against_the_others_vetoes_the_step_unless_guarded(step: s
     deltas[0] = -1e-3 * deltas[1:].mean(0)
     shares = SIZES / SIZES.sum()
     mean = shares @ deltas
-    vetoed = aggregate(deltas, shares, guard=None, step=step, server_lr=1.0).params
+    vetoed = aggregate(deltas, shares, guard=None, step=step).params
     assert vetoed.norm() < 0.01 * mean.norm()
     if step in ("convex", "extrapolated", "fedavg_norm"):
         assert aggregate(deltas, shares, step=step).params @ mean > 0.5 * mean.square().sum()

@@ -458,7 +458,7 @@ def test_drafts_of_a_crash_do_not_stand_in_the_way(micro: Experiment, tmp_path: 
 
 def test_a_step_that_overflows_never_becomes_a_checkpoint(micro: Experiment, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="the global model is not finite after round 1"):
-        fedu2.train(_with(micro, "eua.server_lr=1e300"), tmp_path / "run")
+        fedu2.train(_with(micro, "server.lr=1e300"), tmp_path / "run")
     assert not list((tmp_path / "run" / "checkpoint").glob("round-*"))
 
 

@@ -37,6 +37,7 @@ from fedu2.options import (
     OrchestraOptions,
     PartitionOptions,
     RotationOptions,
+    ServerOptions,
     SimCLROptions,
     SSDOptions,
     ViewOptions,
@@ -111,6 +112,7 @@ class Experiment(Options):
     rotation: RotationOptions = RotationOptions()
     fur: FUROptions = FUROptions()
     eua: EUAOptions = EUAOptions()
+    server: ServerOptions = ServerOptions()
     fedu: FedUOptions = FedUOptions()
     fedema: FedEMAOptions = FedEMAOptions()
     fedx: FedXOptions = FedXOptions()

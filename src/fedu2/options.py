@@ -29,6 +29,7 @@ __all__ = [
     "PartitionOptions",
     "RotationOptions",
     "SSDOptions",
+    "ServerOptions",
     "SimCLROptions",
     "ViewOptions",
 ]
@@ -148,7 +149,6 @@ class EUAOptions(Options):
     step: Literal["convex", "extrapolated", "fedavg_norm", "literal", "unit"] = Field(
         "convex", description="how long the server's step is along the unified direction"
     )
-    server_lr: float = Field(1.0, gt=0, description="factor η on that step")
     phi: float = Field(0.1, gt=0, description="φ of the paper; step=literal only")
     guard: float | None = Field(
         3.0,
@@ -158,6 +158,13 @@ class EUAOptions(Options):
     buffers: Literal["same", "size"] = Field(
         "size", description="batch-norm buffers: the same weights as the parameters, or by data size"
     )
+
+
+class ServerOptions(Options):
+    """The server's step along what the aggregator found, for all aggregators; see fedu2/federation/server_step.py."""
+
+    lr: float = Field(1.0, gt=0, description="η, factor on the step")
+    momentum: float = Field(0.0, ge=0, lt=1, description="β, of the steps of earlier rounds")
 
 
 class RotationOptions(Options):

@@ -8,13 +8,15 @@ log u_k at the rate ⟨g_k, d⟩. The worst of these rates is largest along d = 
 and there they are equal for all clients with p_k > 0, and not smaller for the others (Theorem 1). A combination of the
 g_k is one of the Δ_k: every form of EUA is a *direction* Σ w_kΔ_k, w convex with w_k ∝ p_k/‖Δ_k‖², and a *length*:
 
-    convex       η · ‖Σ w_kΔ_k‖         the step is the convex combination itself, whatever the updates' scale
-    fedavg_norm  η · ‖Σ share_kΔ_k‖     as long as FedAvg's step
-    extrapolated η · e · ‖Σ w_kΔ_k‖     with e = Σ w_k‖Δ_k‖² / 2‖Σ w_kΔ_k‖², at least 1 and at most 4: clients that
+    convex       ‖Σ w_kΔ_k‖             the step is the convex combination itself, whatever the updates' scale
+    fedavg_norm  ‖Σ share_kΔ_k‖         as long as FedAvg's step
+    extrapolated e · ‖Σ w_kΔ_k‖         with e = Σ w_k‖Δ_k‖² / 2‖Σ w_kΔ_k‖², at least 1 and at most 4: clients that
                                         disagree cancel out one another, and the step makes up for it (FedExP)
-    literal      η · ‖Σ p_k g_k‖ / φ    as printed, η_g = 1; since ‖g_k‖ = 2/‖Δ_k‖, η must fit the updates' scale
-    unit         η · ‖Σ p_k v_k‖        as in the authors' code: v_k = 2Δ_k/‖Δ_k‖ replaces g_k, so w_k ∝ p_k/‖Δ_k‖;
-                                        their η is 8, while `server_lr` is 1 unless set
+    literal      ‖Σ p_k g_k‖ / φ        as printed, η_g = 1; since ‖g_k‖ = 2/‖Δ_k‖, η must fit the updates' scale
+    unit         ‖Σ p_k v_k‖            as in the authors' code: v_k = 2Δ_k/‖Δ_k‖ replaces g_k, so w_k ∝ p_k/‖Δ_k‖;
+                                        their η is 8
+
+all of them times η, which is `server.lr`, 1 unless set (`fedu2.federation.server_step`).
 
 **The guard.** The smaller an update, the larger its g_k, and what EUA makes of it hangs on a hair. Take K − 1 clients
 with updates of one norm and mutual cosine ρ, whose mean has the squared norm κ = (1 + (K − 2)ρ)/(K − 1) relative to one
@@ -133,10 +135,10 @@ def unify(products: Tensor, shares: Tensor, options: EUAOptions) -> Unified:
         "literal": max(solution.value, 0.0) ** 0.5 / options.phi,
         "unit": max(solution.value, 0.0) ** 0.5,
     }
-    scale = options.server_lr
+    scale = 1.0
     if options.step in lengths:
         length = _norm(products, weights)
-        scale = scale * lengths[options.step] / length if length > 0 else 0.0
+        scale = lengths[options.step] / length if length > 0 else 0.0
     rates = torch.where(moved, 2 * scale * (products @ weights) / norms**2, 0.0)
     return Unified(weights, min_norm, scale, rates, solution.residual)
 

@@ -65,6 +65,6 @@ def finite(features: Tensor) -> Tensor:
     """The features, which must be numbers."""
     if not bool(features.isfinite().all()):
         raise TrainingError(
-            "the encoder gives features that are not finite: lower optimizer.lr or eua.server_lr, and train anew"
+            "the encoder gives features that are not finite: lower optimizer.lr or server.lr, and train anew"
         )
     return features

@@ -2,6 +2,7 @@
 
     checkpoint/round-000012/
         server.safetensors          θ_g and its buffers under the module's own names; `extra/NAME` of the method
+        velocity.safetensors        v of the server's step, where that has momentum
         client-0003.safetensors     what client 3 remembers
         best.safetensors            the global model of the best round by kNN, where that is an earlier one
         manifest.json               round, experiment, the size and SHA-256 of every file, what the images and their
@@ -20,7 +21,8 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,8 @@ class Checkpoints:
         save_file(self._server_tensors(state.server), draft / "server.safetensors")
         if state.best and state.best.round != state.round:
             save_file(self._server_tensors(ServerState(state.best.model)), draft / "best.safetensors")
+        if state.velocity is not None:
+            save_file(_separate(self.layout.views(state.velocity.cpu())), draft / "velocity.safetensors")
         for client, memory in state.memories.items():
             tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in memory.items()}
             save_file(tensors, draft / f"client-{client:04d}.safetensors")
@@ -160,10 +164,13 @@ class Checkpoints:
                 if name.startswith("client-")
             }
             best = self._best(place, manifest, server, device)
+            velocity = None
+            if "velocity.safetensors" in manifest["files"]:
+                velocity = self.layout.vector(load_file(place / "velocity.safetensors", str(device)), device)
             seen = {int(client): tuple(models) for client, models in manifest.get("seen", {}).items()}
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
             raise TrainingError(f"checkpoint {place} does not fit this model: {error}") from None
-        return FederationState(int(manifest["round"]), server, memories, best, seen), manifest["experiment"]
+        return FederationState(int(manifest["round"]), server, memories, best, seen, velocity), manifest["experiment"]
 
     def _best(
         self, place: Path, manifest: Mapping[str, Any], server: ServerState, device: torch.device | str
@@ -176,10 +183,10 @@ class Checkpoints:
         return Best(int(told["round"]), float(told["knn"]), server.model)
 
     def _server_tensors(self, server: ServerState) -> dict[str, Tensor]:
-        tensors = dict(self.layout.views(server.model.params.cpu()))
-        tensors |= dict(self.buffer_layout.views(server.model.buffers.cpu()))
-        tensors |= {f"extra/{name}": tensor.cpu() for name, tensor in server.extra.items()}
-        return {name: tensor.contiguous() for name, tensor in tensors.items()}
+        params = self.layout.views(server.model.params.cpu())
+        buffers = self.buffer_layout.views(server.model.buffers.cpu())
+        extra = ((f"extra/{name}", tensor.cpu()) for name, tensor in server.extra.items())
+        return _separate(chain(params, buffers, extra))
 
     def _server_state(self, tensors: Mapping[str, Tensor], device: torch.device | str) -> ServerState:
         extra = {name.removeprefix("extra/"): t for name, t in tensors.items() if name.startswith("extra/")}
@@ -237,6 +244,11 @@ def _check(path: Path, fingerprint: Any) -> None:
         whole = False
     if not whole:
         raise TrainingError(f"checkpoint file {path} is damaged")
+
+
+def _separate(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Named tensors, each in memory of its own where it was not in one piece."""
+    return {name: tensor.contiguous() for name, tensor in tensors}
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from fedu2.experiment import Experiment
 from fedu2.federation.backend import Absent, Backend, Observer, trusts
 from fedu2.federation.batches import steps_of
 from fedu2.federation.optimizers import learning_rate
+from fedu2.federation.server_step import step
 from fedu2.methods import Memory, Method, Reply, ServerState, Task
 from fedu2.models.flat import FlatModel, ModelState
 from fedu2.seeds import generator
@@ -45,6 +46,7 @@ class FederationState:
     memories: Mapping[int, Memory] = field(default_factory=dict)  # of the clients that have taken part
     best: Best | None = None  # of the rounds that were judged by kNN
     seen: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # the last models of clients that are not ours
+    velocity: Tensor | None = None  # (P,) v of the server's step, where that has momentum
 
     def judged(self, knn: float) -> FederationState:
         """The same after its global model was judged."""
@@ -110,9 +112,9 @@ def play_round(
     updates = Updates(start.params, arrivals.params, shares, beside, layout, round_)
     together = agreement(updates)
     server, logged = method.aggregate(state.server, updates, [reply.payload for reply in replies])
-    _check_finite(
-        server.model, f"the global model is not finite after round {round_}: lower optimizer.lr, or the server's step"
-    )
+    params, velocity = step(start.params, server.model.params, state.velocity, experiment.server)
+    server = replace(server, model=replace(server.model, params=params))
+    _check_finite(server.model, f"the global model is not finite after round {round_}: lower optimizer.lr or server.lr")
     record = {"round": round_, "lr": lr, "clients": [reply.client for reply in replies], **_means(replies)}
     work = _work(state.server, replies)
     record |= {name: value + before.get(name, 0) for name, value in work.items()}
@@ -124,7 +126,8 @@ def play_round(
         record["left_out"] = {str(client): reason for client, reason in sorted(left_out.items())}
     if held:
         record["bounded"] = {str(client): reasons for client, reasons in sorted(held.items())}
-    return replace(state, round=round_, server=server, memories=memories, seen=seen), record
+    after = replace(state, round=round_, server=server, memories=memories, seen=seen, velocity=velocity)
+    return after, record
 
 
 def _arrivals(
