@@ -90,7 +90,7 @@ def test_what_the_document_shows_works_without_fedu2(run: fedu2.Run, exported: P
     pixels = np.random.default_rng(0).integers(0, 256, (50, 70, 3), np.uint8)
     Image.fromarray(pixels).save(folder / "picture.png")
     script = STRANGER + _snippets(DOCUMENT.read_text())[name] + "np.save('features.npy', np.asarray(features))\n"
-    subprocess.run([sys.executable, "-I", "-c", script], cwd=folder, check=True, timeout=120)
+    subprocess.run([sys.executable, "-I", "-c", script], cwd=folder, check=True, timeout=300)
     image = torch.from_numpy(decode_image(folder / "picture.png", 32))[None]
     expected = extract(run.encoder(), image).numpy()
     assert np.abs(np.load(folder / "features.npy") - expected).max() < 1e-5

@@ -28,7 +28,7 @@ def test_the_core_never_imports_flower() -> None:
         "import fedu2, fedu2.run, fedu2.cli, fedu2.paper.campaign, fedu2.evaluate, fedu2.report.page, fedu2.export\n"
         "print(fedu2.cli.main(['flower', 'keys', 'x', '--node', 'a']))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert done.stdout.strip() == "2", done.stderr
     assert "pip install 'fedu2[flower]'" in done.stderr
 
@@ -49,7 +49,7 @@ def test_the_app_is_one_that_flower_builds(tmp_path: Path) -> None:
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_HOME": str(tmp_path / "home")}
     flwr = Path(sys.executable).with_name("flwr")
     command = [flwr, "build", "--app", str(tmp_path / "app")]
-    done = subprocess.run(command, cwd=tmp_path, env=quiet, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=tmp_path, env=quiet, capture_output=True, text=True, timeout=300)
     assert "Successfully built" in done.stdout, done.stdout + done.stderr
 
 
@@ -62,7 +62,7 @@ def test_sites_get_the_app_and_nothing_that_lies_beside_it(tmp_path: Path) -> No
         (app / "run" / name).write_text("{}")
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_HOME": str(tmp_path / "home")}
     flwr = Path(sys.executable).with_name("flwr")
-    subprocess.run([flwr, "build", "--app", str(app)], cwd=tmp_path, env=quiet, capture_output=True, timeout=100)
+    subprocess.run([flwr, "build", "--app", str(app)], cwd=tmp_path, env=quiet, capture_output=True, timeout=300)
     (bundle,) = tmp_path.glob("*.fab")
     names = {name for name in zipfile.ZipFile(bundle).namelist() if not name.startswith(".info/")}
     package = {f"federation/{name}.py" for name in ("__init__", "server_app", "client_app")}
@@ -135,7 +135,7 @@ def test_a_site_that_joins_later_gets_keys_of_its_own(tmp_path: Path, capsys: py
 
 def test_help_needs_no_flower_and_explains_arguments() -> None:
     script = "import sys; sys.modules['flwr'] = None\nimport fedu2.cli\nfedu2.cli.main(['flower', 'init', '--help'])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert "a new folder for the app" in done.stdout, done.stderr
 
 

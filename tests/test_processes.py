@@ -19,7 +19,7 @@ from fedu2.federation.processes import deal, join, own_device
 from fedu2.methods import Task
 
 DRIVER = Path(__file__).with_name("processes_driver.py")
-LONGEST = 60  # seconds that a run may take on a busy machine before it counts as hanging
+LONGEST = 180  # seconds that a run may take on a busy machine before it counts as hanging
 
 CLOCKS = ("seconds", "samples_per_second", "evaluation_seconds")
 

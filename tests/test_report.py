@@ -278,7 +278,7 @@ def serving() -> Iterator[Callable[..., ReportServer]]:
 
 
 def ask(server: ReportServer, path: str = "/", method: str = "GET", host: str = "localhost") -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
     connection.request(method, path, headers={"Host": host})
     answer = connection.getresponse()
     body = answer.read()
@@ -331,7 +331,7 @@ def test_ctrl_c_ends_it_cleanly(tmp_path: Path) -> None:
     assert process.stdout is not None
     assert re.search(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=120)
     assert (process.returncode, errors) == (0, "")
 
 

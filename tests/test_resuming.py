@@ -366,7 +366,7 @@ def test_ctrl_c_many_times_is_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fedu2", "train", "--out", str(out), *settings]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 180
         while not list(out.glob("checkpoint/round-*")) and process.poll() is None and time.monotonic() < until:
             time.sleep(0.02)
         while process.poll() is None and time.monotonic() < until:  # also while the interpreter ends
