@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-gpu test-kernels lint format types check bench bench-gpu torture fuzz audit clean
+.PHONY: setup demo test test-gpu test-kernels lint format types check bench bench-gpu torture fuzz audit results clean
 
 setup: $(READY)
 
@@ -59,6 +59,10 @@ audit: $(READY)
 	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive src
 	$(BIN)/bandit --quiet --configfile pyproject.toml --skip B101,B311,B404,B603,B607 --recursive benchmarks tools
 	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
+
+# What the records say: docs/results.md, the table in README.md, recipes/.
+results: $(READY)
+	$(BIN)/python tools/publish.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -15,6 +15,7 @@ from fedu2.parsing import keys
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
 
 
 def test_the_extensions_in_the_guide_train(micro: Experiment, tmp_path: Path) -> None:
@@ -32,7 +33,7 @@ def test_the_extensions_in_the_guide_train(micro: Experiment, tmp_path: Path) ->
     assert {"own", "target.params"} <= load_file(newest / "client-0000.safetensors").keys()
 
 
-@pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: str(path.relative_to(ROOT / "recipes")))
 def test_recipes_are_valid(recipe: Path) -> None:
     assert Experiment.load(recipe).rounds >= 1
     assert yaml.safe_load(recipe.read_text())["method"]

@@ -14,7 +14,8 @@ from fedu2.errors import DataError, TrainingError, UsageError
 from fedu2.evaluate import assess, evaluate, kept, parse_protocols
 from fedu2.experiment import Experiment
 from fedu2.federation.deadline import Deadline
-from fedu2.paper import cli, plan
+from fedu2.files import digest_of
+from fedu2.paper import cli, plan, rows
 from fedu2.paper.campaign import Campaign, choose_cells
 from fedu2.paper.command import parse_seeds
 from fedu2.paper.plan import Cell, Exhibit, Series, exhibits, published
@@ -62,12 +63,12 @@ def place(finished: Path, tmp_path: Path) -> Path:
 
 def test_tables_have_the_papers_shape() -> None:
     first, second = exhibits["table1"], exhibits["table2"]
-    assert [len(rows) for rows in published()["table1"].values()] == [12] * 4
-    assert [len(rows) for rows in published()["table2"].values()] == [10] * 6
+    assert [len(figures) for figures in published()["table1"].values()] == [12] * 4
+    assert [len(figures) for figures in published()["table2"].values()] == [10] * 6
     for name, exhibit in (("table1", first), ("table2", second)):
-        for setting, rows in published()[name].items():
-            assert all(len(values) == len(exhibit.protocols) for values in rows.values())
-            assert {c.row for c in exhibit.cells if c.setting == setting} >= set(rows)
+        for setting, figures in published()[name].items():
+            assert all(len(values) == len(exhibit.protocols) for values in figures.values())
+            assert {c.row for c in exhibit.cells if c.setting == setting} >= set(figures)
     assert published()["table1"]["cifar10-k10-a0.1"]["fedu2-byol"] == [85.58, 78.64, 86.24]
     assert published()["table2"]["cifar100-k10-a5"]["orchestra"] == [34.93]
 
@@ -77,10 +78,11 @@ def test_every_cell_is_a_valid_experiment_of_its_setting() -> None:
         for cell in exhibits[name].all_cells():
             experiment = cell.experiment(seed=3)
             assert experiment.seed == 3
-            if cell.setting != "sample":
+            if cell.setting not in ("sample", "tuning"):
                 assert f"{experiment.dataset}-k{experiment.clients}-a{experiment.alpha:g}" == cell.setting
                 assert experiment.participation == (0.5 if experiment.clients == 100 else 1.0)
-                assert experiment.rounds == 100
+                assert experiment.rounds * experiment.participation == rows.RECIPE["rounds"] <= 100
+                assert experiment.data.validation == 0
 
 
 def test_cells_of_one_name_are_one_configuration() -> None:
@@ -104,6 +106,45 @@ def test_ablations_and_sweeps_change_one_thing() -> None:
     assert [changed(cell).get("fur.weight", 2.0) for cell in weights.values()] == list(weights)
     assert [c.experiment(0).local_epochs for c in exhibits["figure5a"].series[1].cells.values()] == [5, 10, 20, 50]
     assert [c.experiment(0).clients for c in exhibits["figure5b"].series[0].cells.values()] == [5, 10, 20, 50, 100]
+
+
+def _own(row: str) -> dict[str, Any]:
+    """What a row has of its own, among the keys that were tried for its method."""
+    resolved = plan.cell(plan.HOME, row).experiment(0).flat()
+    return {key: resolved[key] for key in rows.TRIES[row][0]}
+
+
+@pytest.mark.parametrize("row", rows.TRIES)
+def test_every_method_has_three_tries_on_validation_images_and_the_first_is_its_default(row: str) -> None:
+    method, tried = rows.ROWS[row].settings["method"], [cell.experiment(0) for cell in plan.tries(row)]
+    assert len(tried) == 3
+    assert all(experiment.data.validation > 0 for experiment in tried)
+    default = Experiment.parse({"dataset": "cifar10", "method": method}).flat()
+    keys = set(rows.TRIES[row][0])
+    assert {key: tried[0].flat()[key] for key in keys} == {key: default[key] for key in keys}
+    usual = plan.cell(plan.HOME, row).experiment(0).flat()
+    for experiment in tried:
+        changed = {key for key, value in experiment.flat().items() if value != usual[key]}
+        assert changed <= {"rounds", "data.validation", *keys}
+    assert _own(row) in [{**values} for values in rows.TRIES[row]]
+
+
+def test_all_methods_with_something_of_their_own_were_tried() -> None:
+    """But for those that are nothing beyond an objective whose settings are the recipe's."""
+    tried = {rows.ROWS[row].settings["method"] for row in rows.TRIES}
+    assert {row.settings["method"] for row in rows.ROWS.values()} - tried == {"fedsimsiam", "fedbyol"}
+    assert set(rows.OWN) <= tried
+
+
+@pytest.mark.parametrize("row", rows.TRIES)
+def test_tables_have_what_the_tries_found(row: str) -> None:
+    """As soon as all tries of a method have records."""
+    results = Path(__file__).parent.parent / "results" / "paper"
+    scores = [measured(list(records_of(cell, results)), "knn") for cell in plan.tries(row)]
+    if not all(score.values for score in scores):
+        pytest.skip("not all tries have been played")
+    best = max(range(len(scores)), key=lambda position: scores[position].mean)
+    assert _own(row) == {**rows.TRIES[row][best]}
 
 
 def test_the_command_line_knows_what_the_plan_has() -> None:
@@ -149,6 +190,20 @@ def test_a_figure_changed_by_hand_is_refused(place: Path, micro_table: Exhibit) 
     assert "changed afterwards" in sheet.remarks[0]
     path.write_text(text[:-20])
     with pytest.raises(DataError, match="damaged"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [("history", "seconds", "5"), ("history", "round", 1.5), ("evaluation", "values", [float("nan")])],
+)
+def test_what_is_no_number_is_refused_whatever_its_digest(place: Path, part: str, name: str, value: object) -> None:
+    path = place / "results" / "micro" / "one" / "seed-0.json"
+    content = json.loads(path.read_text())
+    content[part][-1][name] = value
+    content["digest"] = digest_of({key: kept for key, kept in content.items() if key != "digest"})
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match="not a record"):
         read(path)
 
 

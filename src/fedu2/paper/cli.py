@@ -15,6 +15,7 @@ __all__ = ["EXHIBITS", "app"]
 EXHIBITS = {
     "table1": "Table 1: linear probe and fine-tuning, ours beside the paper's.",
     "table2": "Table 2: nearest neighbours, ours beside the paper's.",
+    "tuning": "What was tried for each method's own hyper-parameters, on validation images.",
     "sample": "Three methods on the embedded sample, to try it all on a CPU.",
 }
 SWEEPS = {
@@ -82,6 +83,18 @@ def run(
     protocols = tuple(protocol or ("knn", "linear", "finetune"))
     campaign = Campaign(runs, results, settings or [], protocols, protocol_seeds, known)
     run_cells(Console(), name, cells or [], parse_seeds(seeds), campaign, time_limit)
+
+
+@app.command()
+def page(
+    results: Results = RESULTS,
+    out: Annotated[Path | None, typer.Option(help="file to write; default: shown")] = None,
+    debug: Debug = False,
+) -> None:
+    """All tables and sweeps as one Markdown page, from records."""
+    from fedu2.paper.command import write_page
+
+    write_page(Console(), results, out)
 
 
 def _table(name: str) -> Callable[..., None]:

@@ -14,7 +14,9 @@ from fedu2.console import Progress
 from fedu2.errors import OutOfTime, UsageError
 from fedu2.federation.callbacks import Callback
 from fedu2.federation.deadline import Deadline
+from fedu2.files import write_atomically
 from fedu2.paper.campaign import Campaign, choose_cells
+from fedu2.paper.page import gather, page
 from fedu2.paper.plan import FIGURE_METHODS, PROTOCOLS, Cell, Series, exhibits
 from fedu2.paper.records import Record, check_cell
 from fedu2.paper.tables import Sheet, markdown, measured, readable, sheets
@@ -23,7 +25,7 @@ if TYPE_CHECKING:  # drawing is imported where something is drawn: cells are tra
     from fedu2.report.drawing import Drawing
     from fedu2.report.figures.sweep import Point
 
-__all__ = ["draw_methods", "draw_sweep", "list_exhibits", "parse_seeds", "run_cells", "show_exhibit"]
+__all__ = ["draw_methods", "draw_sweep", "list_exhibits", "parse_seeds", "run_cells", "show_exhibit", "write_page"]
 
 
 MOST_SEEDS = 1000
@@ -79,6 +81,16 @@ def show_exhibit(console: Console, name: str, results: Path, as_markdown: bool) 
         console.print(_rendered(sheet))
         for remark in sheet.remarks:
             console.print(f"  {remark}", style="dim", highlight=False, markup=False, soft_wrap=True)
+
+
+def write_page(console: Console, results: Path, out: Path | None) -> None:
+    """`fedu2 paper page`: everything that the records show."""
+    text = page(gather(results))
+    if out is None:
+        print(text, end="")  # as it is, without the console's wrapping
+        return
+    write_atomically(out, text)
+    console.print(f"Written: {out}", highlight=False, markup=False, soft_wrap=True)
 
 
 def parse_seeds(text: str) -> list[int]:

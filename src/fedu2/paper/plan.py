@@ -17,62 +17,28 @@ import yaml
 from fedu2.experiment import Experiment
 from fedu2.methods import resolve
 from fedu2.options import FUROptions
+from fedu2.paper.rows import BESIDE, OWN, RECIPE, ROWS, TRIES, TRY_SETTINGS
 from fedu2.registry import Registry
 
-__all__ = ["FIGURE_METHODS", "PROTOCOLS", "Cell", "Exhibit", "Series", "exhibits", "published", "setting_title"]
+__all__ = [
+    "FIGURE_METHODS",
+    "PROTOCOLS",
+    "Cell",
+    "Exhibit",
+    "Series",
+    "exhibits",
+    "published",
+    "setting_title",
+    "tries",
+]
 
-# The common recipe, the same for all methods; what a method has of its own keeps its default.
-RECIPE: dict[str, Any] = {
-    "encoder": "resnet18",
-    "rounds": 100,
-    "local_epochs": 5,
-    "batch_size": 128,
-    "byol.momentum": 0.9,
-}
 CROSS_DEVICE = 100  # clients from which on only a share of them takes part in a round
 PARTICIPATION = 0.5  # that share, as in the authors' code
 
 # The scores of a record, by the names that `fedu2 evaluate` gives them, and their titles in tables.
 PROTOCOLS = {"knn": "kNN", "linear": "LP", "finetune 1 %": "FT 1 %", "finetune 10 %": "FT 10 %"}
 
-FUR_WEIGHT: float = FUROptions().weight
-WITHOUT: dict[str, dict[str, Any]] = {"fur": {"fur.weight": 0}, "eua": {"aggregator": "fedavg"}}
-
-
-@dataclass(frozen=True)
-class Row:
-    """A method as tables show it."""
-
-    title: str
-    settings: Mapping[str, Any]
-
-
-def _row(title: str, method: str, objective: str, **settings: Any) -> Row:
-    return Row(title, {"method": method, "objective": objective, **settings})
-
-
-ROWS: dict[str, Row] = {
-    "fedsimsiam": _row("FedSimSiam", "fedsimsiam", "simsiam"),
-    "feddecorr-simsiam": _row("FedDecorr-SimSiam", "feddecorr", "simsiam"),
-    "fedu2-simsiam": _row("FedU²-SimSiam", "fedu2", "simsiam"),
-    "fedsimclr": _row("FedSimCLR", "fedsimclr", "simclr"),
-    "ldawa-simclr": _row("L-DAWA-SimCLR", "ldawa", "simclr"),
-    "fedx-simclr": _row("FedX-SimCLR", "fedx", "simclr"),
-    "fedu2-simclr": _row("FedU²-SimCLR", "fedu2", "simclr"),
-    "fedbyol": _row("FedBYOL", "fedbyol", "byol"),
-    "fedu-byol": _row("FedU-BYOL", "fedu", "byol"),
-    "fedema-byol": _row("FedEMA-BYOL", "fedema", "byol"),
-    "feddecorr-byol": _row("FedDecorr-BYOL", "feddecorr", "byol"),
-    "ldawa-byol": _row("L-DAWA-BYOL", "ldawa", "byol"),
-    "fedx-byol": _row("FedX-BYOL", "fedx", "byol"),
-    "orchestra": _row("Orchestra", "orchestra", "orchestra"),
-    "fedu2-byol-without-fur": _row("FedU²-BYOL without FUR", "fedu2", "byol", **WITHOUT["fur"]),
-    "fedu2-byol-without-eua": _row("FedU²-BYOL without EUA", "fedu2", "byol", **WITHOUT["eua"]),
-    "fedu2-byol": _row("FedU²-BYOL", "fedu2", "byol"),
-    "fedalignuniform": _row("FedAlignUniform", "fedalignuniform", "alignuniform"),
-    "ssd": _row("SSD", "ssd", "alignuniform"),
-}
-BESIDE = ("fedalignuniform", "ssd")  # not in the paper
+FUR_WEIGHT: float = OWN.get("fedu2", {}).get("fur.weight", FUROptions().weight)
 
 
 @dataclass(frozen=True)
@@ -117,6 +83,7 @@ def _setting(name: str) -> dict[str, Any]:
         "clients": count,
         "alpha": float(alpha.removeprefix("a")),
         "participation": share,
+        "rounds": round(RECIPE["rounds"] / share),  # each client makes as many steps
     }
 
 
@@ -192,6 +159,17 @@ def _figure5(axis: str) -> Exhibit:
     return Exhibit("Figure 5b: clients", ("linear",), series=series, axis="K, clients")
 
 
+def tries(row: str) -> list[Cell]:
+    """The short runs by which a method's own hyper-parameters are chosen, the default first."""
+    found = []
+    for values in TRIES[row]:
+        told = ", ".join(f"{key}={value}" for key, value in values.items())
+        name = "-".join(str(value) for value in values.values()).lower()
+        settings = {**RECIPE, **_setting(HOME), **ROWS[row].settings, **TRY_SETTINGS, **values}
+        found.append(Cell("tuning", f"{row}-{name}", f"{ROWS[row].title}, {told}", settings))
+    return found
+
+
 def _sample() -> Exhibit:
     """Rows on the embedded sample, with its own defaults: minutes on a CPU."""
     rows = ("fedbyol", "fedema-byol", "fedu2-byol")
@@ -211,4 +189,7 @@ for _number, _what in ((1, "spectrum"), (2, "sphere"), (3, "t-SNE")):
 exhibits.register("figure4")(_figure4())
 exhibits.register("figure5a")(_figure5("E"))
 exhibits.register("figure5b")(_figure5("K"))
+exhibits.register("tuning")(
+    Exhibit("What methods were tuned to (not in the paper)", ("knn",), [each for row in TRIES for each in tries(row)])
+)
 exhibits.register("sample")(_sample())

@@ -39,24 +39,28 @@ PRIVATE = ("data.root",)  # says nothing about a result, and much about a machin
 FREE = (*FREE_KEYS, "precision", "seed")  # keys in which runs of the same cell may differ
 
 
-class _Setting(BaseModel):
+class _Strict(BaseModel, strict=True, allow_inf_nan=False):
+    """No text for a number, no NaN."""
+
+
+class _Setting(_Strict):
     dataset: str
     rounds: int
 
 
-class _Measurement(BaseModel):
+class _Measurement(_Strict):
     seeds: int
     values: list[float] = Field(min_length=1)
     seconds: float = 0.0
 
 
-class _Round(BaseModel):
+class _Round(_Strict):
     round: int
     seconds: float = 0.0
     evaluation_seconds: float = 0.0
 
 
-class _Content(BaseModel, strict=True, allow_inf_nan=False):
+class _Content(_Strict):
     """What tables rely on in a record, whose digest anybody can make right; there is more in it."""
 
     format: Literal[1]  # FORMAT

@@ -11,7 +11,7 @@ from fedu2.evaluation.judge import Score
 from fedu2.paper.plan import PROTOCOLS, Cell, Exhibit, published, setting_title
 from fedu2.paper.records import Record, records_of
 
-__all__ = ["Sheet", "markdown", "measured", "readable", "sheets"]
+__all__ = ["Found", "Group", "Sheet", "groups", "markdown", "measured", "readable", "sheet", "sheets", "shown_score"]
 
 
 @dataclass(frozen=True)
@@ -24,30 +24,59 @@ class Sheet:
     remarks: Sequence[str] = ()
 
 
+@dataclass(frozen=True)
+class Group:
+    """Cells that stand in one sheet, each with its label: a setting of a table, or a line of a figure."""
+
+    title: str
+    cells: Sequence[Cell]
+    labels: Sequence[str]
+
+
+Found = tuple[Sequence[Record], Sequence[str]]
+"""The records of a cell, and what is wrong with them."""
+
+
 def measured(records: Sequence[Record], protocol: str) -> Score:
     """One value a seed, from finished records; those of other settings of the protocol do not count."""
     scores = [record.score(protocol) for record in records]
     return Score(tuple(score for score in scores if score is not None))
 
 
-def sheets(name: str, exhibit: Exhibit, results: Path) -> list[Sheet]:
-    """A sheet for every setting of a table, or for every line of a figure."""
+def groups(exhibit: Exhibit) -> list[Group]:
+    """The settings of a table, or the lines of a figure."""
     if exhibit.series:
-        return [
-            _sheet(name, exhibit, line.title, list(line.cells.values()), [f"{x:g}" for x in line.cells], results)
-            for line in exhibit.series
-        ]
-    settings = dict.fromkeys(cell.setting for cell in exhibit.cells)
-    groups = {setting: [cell for cell in exhibit.cells if cell.setting == setting] for setting in settings}
-    return [
-        _sheet(name, exhibit, setting_title(setting), cells, [cell.title for cell in cells], results)
-        for setting, cells in groups.items()
-    ]
+        return [Group(line.title, list(line.cells.values()), [f"{x:g}" for x in line.cells]) for line in exhibit.series]
+    settings = {cell.setting: [c for c in exhibit.cells if c.setting == cell.setting] for cell in exhibit.cells}
+    return [Group(setting_title(name), cells, [cell.title for cell in cells]) for name, cells in settings.items()]
+
+
+def sheets(name: str, exhibit: Exhibit, results: Path) -> list[Sheet]:
+    """A sheet for every group of an exhibit."""
+    return [sheet(name, exhibit, group, [readable(cell, results) for cell in group.cells]) for group in groups(exhibit)]
+
+
+def sheet(name: str, exhibit: Exhibit, group: Group, found: Sequence[Found]) -> Sheet:
+    """The sheet of a group, from what was found of each of its cells."""
+    header = [exhibit.axis or "method"]
+    for protocol in exhibit.protocols:
+        header += [PROTOCOLS[protocol], *(["paper", "difference"] if name in published() else [])]
+    header.append("seeds")
+    rows: list[list[str]] = []
+    remarks: list[str] = []
+    for label, cell, (records, trouble) in zip(group.labels, group.cells, found, strict=True):
+        remarks += [*trouble, *(_unfinished(record) for record in records if not record.finished)]
+        rows.append([label, *_figures(name, exhibit, cell, records)])
+    return Sheet(f"{exhibit.title}: {group.title}", header, rows, remarks)
 
 
 def markdown(sheet: Sheet, heading: str = "###") -> str:
-    """The sheet as a Markdown table."""
-    lines = [f"{heading} {sheet.title}", "", _line(sheet.header), "| --- |" + " ---: |" * (len(sheet.header) - 1)]
+    """The sheet as a Markdown table; without a title, the table alone."""
+    lines = [
+        *([f"{heading} {sheet.title}", ""] if sheet.title else []),
+        _line(sheet.header),
+        "| --- |" + " ---: |" * (len(sheet.header) - 1),
+    ]
     lines += [_line(row) for row in sheet.rows]
     lines += ["", *(f"- {remark}" for remark in sheet.remarks)] if sheet.remarks else []
     return "\n".join(lines) + "\n"
@@ -57,29 +86,13 @@ def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _sheet(
-    name: str, exhibit: Exhibit, title: str, cells: Sequence[Cell], labels: Sequence[str], results: Path
-) -> Sheet:
-    header = [exhibit.axis or "method"]
-    for protocol in exhibit.protocols:
-        header += [PROTOCOLS[protocol], *(["paper", "difference"] if name in published() else [])]
-    header.append("seeds")
-    rows: list[list[str]] = []
-    remarks: list[str] = []
-    for label, cell in zip(labels, cells, strict=True):
-        records, trouble = readable(cell, results)
-        remarks += trouble + [_unfinished(record) for record in records if not record.finished]
-        rows.append([label, *_figures(name, exhibit, cell, records)])
-    return Sheet(f"{exhibit.title}: {title}", header, rows, remarks)
-
-
 def _figures(name: str, exhibit: Exhibit, cell: Cell, records: Sequence[Record]) -> list[str]:
     theirs = published().get(name, {}).get(cell.setting, {}).get(cell.row)
     texts: list[str] = []
     counts: set[int] = set()
     for position, protocol in enumerate(exhibit.protocols):
         ours = measured(records, protocol)
-        texts.append(_shown(ours))
+        texts.append(shown_score(ours))
         if name in published():
             texts += [
                 f"{theirs[position]:.2f}" if theirs else "",
@@ -89,7 +102,8 @@ def _figures(name: str, exhibit: Exhibit, cell: Cell, records: Sequence[Record])
     return [*texts, "/".join(map(str, sorted(counts - {0})))]
 
 
-def _shown(score: Score) -> str:
+def shown_score(score: Score) -> str:
+    """Mean and deviation; empty where nothing was measured."""
     if not score.values:
         return ""
     return f"{score.mean:.2f}" + (f" ± {score.deviation:.2f}" if len(score.values) > 1 else "")
