@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -64,13 +64,15 @@ def candidates(updates: Updates) -> Iterator[Candidate]:
     yield Candidate("equal weights", ModelState(clients.mean(0), buffers.mean(0)))
     for guard in (3.0, None):
         yield Candidate(f"eua, guard={guard}", ModelState(_unified(updates, guard), mean.buffers))
+        longer = ModelState(_unified(updates, guard, "fedavg_norm"), mean.buffers)
+        yield Candidate(f"eua, guard={guard}, as long as fedavg", longer)
         yield Candidate(f"eua by tensor, guard={guard}", ModelState(_by_tensor(updates, guard), mean.buffers))
     for client, (params, own) in enumerate(zip(clients, buffers, strict=True)):
         yield Candidate(f"client {client}", ModelState(params, own))
 
 
-def _unified(updates: Updates, guard: float | None) -> Tensor:
-    return eua(EUAOptions(guard=guard))(replace(updates, clients=updates.clients.clone())).params
+def _unified(updates: Updates, guard: float | None, length: Literal["convex", "fedavg_norm"] = "convex") -> Tensor:
+    return eua(EUAOptions(guard=guard, step=length))(replace(updates, clients=updates.clients.clone())).params
 
 
 def _by_tensor(updates: Updates, guard: float | None) -> Tensor:
