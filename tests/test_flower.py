@@ -112,6 +112,9 @@ def test_half_precision_on_the_way(micro: Experiment, tmp_path: Path) -> None:
     assert 0 < apart < 0.2 * moved
     sizes = {half: _bytes(grid, "train.task") for half, grid in grids.items()}
     assert sizes[True] < 0.6 * sizes[False]
+    for half, run in runs.items():  # what is logged is what travelled, but for the headers of arrays
+        last = run.history[-1]
+        assert last["bytes_down"] + last["bytes_up"] == pytest.approx(sizes[half], rel=0.05)
 
 
 def _bytes(grid: LocalGrid, kind: str) -> int:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from fedu2.methods import Memory, Reply, ServerState, Task
 
-__all__ = ["Absent", "Backend", "EpochReport", "Observer", "trusts"]
+__all__ = ["Absent", "Backend", "EpochReport", "Observer", "bytes_a_parameter", "trusts"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,8 @@ class Backend(Protocol):
     """Executes clients: in process on one device, on several, or on other machines.
 
     A backend whose clients are not our own says so with an attribute `trusted = False`: what they send is inspected
-    before it counts. From our own, a model that is not finite is a failure that must not be papered over.
+    before it counts. From our own, a model that is not finite is a failure that must not be papered over. With an
+    attribute `half = True` it says that parameters travel in half precision.
     """
 
     def run(
@@ -49,6 +50,11 @@ class Backend(Protocol):
     ) -> Iterator[Reply | Absent]:
         """Train every task from the same server state; for each there is an answer, as it is ready, in any order."""
         ...
+
+
+def bytes_a_parameter(backend: Backend) -> int:
+    """On the way to a client and back."""
+    return 2 if getattr(backend, "half", False) else 4
 
 
 def trusts(backend: Backend) -> bool:

@@ -15,7 +15,7 @@ from fedu2.defence import Arrivals, bounded, inspected, misfit, selected
 from fedu2.defence.bounds import claims, claims_limit
 from fedu2.errors import TrainingError
 from fedu2.experiment import Experiment
-from fedu2.federation.backend import Absent, Backend, Observer, trusts
+from fedu2.federation.backend import Absent, Backend, Observer, bytes_a_parameter, trusts
 from fedu2.federation.batches import steps_of
 from fedu2.federation.optimizers import learning_rate
 from fedu2.federation.server_step import step
@@ -116,7 +116,7 @@ def play_round(
     server = replace(server, model=replace(server.model, params=params))
     _check_finite(server.model, f"the global model is not finite after round {round_}: lower optimizer.lr or server.lr")
     record = {"round": round_, "lr": lr, "clients": [reply.client for reply in replies], **_means(replies)}
-    work = _work(state.server, replies)
+    work = _work(state.server, replies, bytes_a_parameter(backend))
     record |= {name: value + before.get(name, 0) for name, value in work.items()}
     record |= {name if "." in name else f"{experiment.aggregator}.{name}": value for name, value in logged.items()}
     if together is not None:
@@ -198,7 +198,11 @@ def _prelude(
     _require_enough(len(replies), absent, 0, method.experiment)
     server = method.prepare(state.server, [reply.payload for reply in replies])
     left_out = {client: f"before round 1: {reason}" for client, reason in absent.items()}
-    return replace(state, server=server), _work(state.server, replies, models=False), left_out
+    return (
+        replace(state, server=server),
+        _work(state.server, replies, bytes_a_parameter(backend), models=False),
+        left_out,
+    )
 
 
 def _joined(earlier: Mapping[int, str], now: Mapping[int, str]) -> dict[int, str]:
@@ -217,13 +221,16 @@ def _require_enough(replies: int, absent: Mapping[int, str], round_: int, experi
         raise TrainingError(f"round {round_} has {replies} valid replies, fewer than {least} ({said})")
 
 
-def _work(server: ServerState, replies: Sequence[Reply], models: bool = True) -> dict[str, int]:
-    """Images trained on, and bytes that travelled to all clients and back, there with their models or without."""
+def _work(server: ServerState, replies: Sequence[Reply], parameter: int, models: bool = True) -> dict[str, int]:
+    """Images trained on, and bytes that travelled to all clients and back, there with their models or without.
+
+    parameter: bytes of one.
+    """
 
     def size(*tensors: Tensor) -> int:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
-    model = size(server.model.params, server.model.buffers)
+    model = parameter * server.model.params.numel() + size(server.model.buffers)
     return {
         "samples": sum(reply.samples for reply in replies),
         "bytes_down": len(replies) * (model + size(*server.extra.values())),

@@ -34,12 +34,13 @@ LONGEST = 200  # letters of a reason: a site may have chosen them
 
 
 class FlowerBackend:
-    """Runs tasks at the sites. run: the federation's name; half: parameters travel in bfloat16."""
+    """Runs tasks at the sites. run: the federation's name."""
 
     trusted = False  # sites answer what they like
 
     def __init__(self, grid: Grid, experiment: Experiment, run: str, roster: Roster) -> None:
         self.grid, self.experiment, self.name, self.roster = grid, experiment, run, roster
+        self.half = experiment.flower.half  # parameters travel in bfloat16
 
     def refresh(self) -> None:
         """Ask nodes that are new who they are, and those that were refused a while ago."""
@@ -68,15 +69,14 @@ class FlowerBackend:
         self, tasks: Sequence[Task], server: ServerState, memories: Mapping[int, Memory], observer: Observer
     ) -> Iterator[Reply | Absent]:
         """Send every task to its site; what does not come back in time, or is not valid, is told as absent."""
-        half = self.experiment.flower.half
         assigned: dict[int, Assignment] = {}
         for task in tasks:
             card = self.roster.cards.get(task.client)
             if card is None:
                 yield Absent(task.client, "it is not connected")
             else:
-                assigned[card.node] = Assignment(self.name, task, server, self.experiment, half)
-        arrays = pack_server(server, half) if assigned else None
+                assigned[card.node] = Assignment(self.name, task, server, self.experiment, self.half)
+        arrays = pack_server(server, self.half) if assigned else None
         contents = {node: pack_assignment(assignment, arrays) for node, assignment in assigned.items()}
         del arrays
         for node, answer in self._ask(contents, "train.task", self.experiment.flower.timeout):
@@ -91,7 +91,7 @@ class FlowerBackend:
         ranges = _ranges(features, self.experiment.heads.out or features)
         judges = [card for card in self.roster.cards.values() if card.judges]
         task = Task(round_, 0, 0, 0.0, 0.0)
-        content = pack_assignment(Assignment(self.name, task, server, self.experiment, self.experiment.flower.half))
+        content = pack_assignment(Assignment(self.name, task, server, self.experiment, self.half))
         told: list[tuple[int, dict[str, float]]] = []
         for node, answer in self._ask({card.node: content for card in judges}, "query.judge", PATIENCE):
             try:
