@@ -3,6 +3,7 @@
     --device cuda               where to train
     --seeds 0 1                 each cell once for every seed
     --only "sign flip" none     attacks (or `none`, the attack-free run) to play; default: all
+    --defences none bounds      columns to play; default: all
     --set rounds=20             other keys of the experiment, for a record of its own: --record FILE
     --jobs 8                    cells played at once, each in a process of its own
     --render                    only write the table of docs/robustness.md anew
@@ -43,7 +44,7 @@ MARKERS = "<!-- table: python -m benchmarks.robustness --render -->\n", "<!-- en
 
 SETTING: dict[str, Any] = {
     "dataset": "sample", "method": "fedu2", "objective": "byol", "clients": 10, "alpha": 0.5, "rounds": 10,
-    "evaluation.every": 0, "engine.threads": 1,
+    "data.image_size": 24, "width": 16, "evaluation.every": 0, "engine.threads": 1,
 }  # fmt: skip
 BOUNDS = {"defence.clip": 2.0, "defence.claims": 2.0}
 DEFENCES: dict[str, dict[str, Any]] = {
@@ -64,12 +65,12 @@ class Cell(NamedTuple):
     seed: int
 
 
-def grid(seeds: Sequence[int], attacks: Sequence[str]) -> Iterator[Cell]:
+def grid(seeds: Sequence[int], attacks: Sequence[str], defences: Sequence[str] = tuple(DEFENCES)) -> Iterator[Cell]:
     """Attack-free runs first, then the largest share of attackers."""
     for seed in seeds:
         for attack in attacks:
             for share in (0.0,) if attack == "none" else sorted(SHARES, reverse=True):
-                yield from (Cell(attack, share, defence, seed) for defence in DEFENCES)
+                yield from (Cell(attack, share, defence, seed) for defence in defences)
 
 
 def attackers(cell: Cell, clients: int) -> list[int]:
@@ -102,6 +103,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--only", nargs="+", default=["none", *ATTACKS], choices=["none", *ATTACKS])
+    parser.add_argument("--defences", nargs="+", default=list(DEFENCES), choices=list(DEFENCES))
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE")
     parser.add_argument("--record", type=Path, default=RECORD)
     parser.add_argument("--jobs", type=int, default=1)
@@ -120,7 +122,7 @@ def _play_missing(arguments: argparse.Namespace) -> None:
     record = _record(arguments.record, setting)
     here = _here(setting, arguments.device, arguments.commit)
     known = {Cell(*(run[name] for name in Cell._fields)) for run in record["runs"]}
-    missing = [cell for cell in grid(arguments.seeds, arguments.only) if cell not in known]
+    missing = [cell for cell in grid(arguments.seeds, arguments.only, arguments.defences) if cell not in known]
     with ProcessPoolExecutor(arguments.jobs, get_context("spawn")) as pool:
         playing = [pool.submit(play, cell, setting, arguments.device) for cell in missing]
         for played in as_completed(playing):
@@ -141,7 +143,8 @@ def _record(path: Path, setting: Mapping[str, Any]) -> dict[str, Any]:
     if not path.exists():
         return {"setting": dict(setting), "defences": {name: dict(keys) for name, keys in DEFENCES.items()}, "runs": []}
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if record["setting"] != json.loads(json.dumps(setting)):
+    known, ours = record["setting"], json.loads(json.dumps(setting))
+    if any(known[key] != ours[key] for key in known.keys() & ours.keys()):  # others came or went since
         raise SystemExit(f"{path} is of another setting: name another --record")
     return record
 
