@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-gpu test-kernels lint format types check bench bench-gpu torture fuzz audit results clean
+.PHONY: setup demo test test-gpu test-kernels lint format types check bench bench-gpu torture fuzz nightly audit results clean
 
 setup: $(READY)
 
@@ -52,6 +52,14 @@ torture: $(READY)
 # Hostile input for everything that reads a file or a message. A quarter of an hour.
 fuzz: $(READY)
 	$(BIN)/python -m fuzz --inputs $${INPUTS:-50000} --seed $${SEED:-0}
+
+# Both, as a record: results/nightly/. Commit what you measured, and nothing else.
+nightly: $(READY)
+	@mkdir -p results/nightly
+	@for what in torture fuzz; do \
+	    { echo "commit $$(git describe --always --dirty --exclude='*'), $$(date -u +%F), $$(nproc) cores, $$($(BIN)/python --version), make $$what SEED=$${SEED:-0}"; echo; \
+	      $(MAKE) --no-print-directory $$what; } > results/nightly/$$what.txt; status=$$?; cat results/nightly/$$what.txt; \
+	    [ $$status = 0 ] || exit $$status; done
 
 # Known flaws in what we depend on (asks PyPI), and habits that invite some of our own; SECURITY.md explains exceptions.
 audit: $(READY)

@@ -143,8 +143,8 @@ def _record(path: Path, setting: Mapping[str, Any]) -> dict[str, Any]:
     if not path.exists():
         return {"setting": dict(setting), "defences": {name: dict(keys) for name, keys in DEFENCES.items()}, "runs": []}
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    known, ours = record["setting"], json.loads(json.dumps(setting))
-    if any(known[key] != ours[key] for key in known.keys() & ours.keys()):  # others came or went since
+    known = resolve(Experiment.parse(record["setting"])).flat()  # keys that came since have their defaults
+    if any(known[key] != value for key, value in setting.items()) or record["defences"] != DEFENCES:
         raise SystemExit(f"{path} is of another setting: name another --record")
     return record
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -27,7 +28,7 @@ from fedu2.federation.callbacks import Callback, TensorBoard
 from fedu2.federation.checkpoint import Checkpoints
 from fedu2.federation.local import LocalBackend
 from fedu2.federation.rounds import FederationState, initial_state, participants, play_round
-from fedu2.files import unseal
+from fedu2.files import seal, unseal
 from fedu2.methods import Method, Reply, ServerState, Task, build, resolve
 
 ALL = [
@@ -407,6 +408,23 @@ def test_a_run_from_before_a_key_existed_is_resumed(micro: Experiment, tmp_path:
     _rewrite_manifest(place, experiment=begun)
     assert "rotation" not in config.read_text()
     assert fedu2.train(_with(micro, "rounds=2"), run.path, resume=True).summary["rounds"] == 2
+
+
+@pytest.mark.parametrize(("method", "factor"), [("fedu2", 0.5), ("fedbyol", 1.0)])
+def test_a_run_from_before_a_key_moved_is_resumed(
+    micro: Experiment, tmp_path: Path, method: str, factor: float
+) -> None:
+    """`eua.server_lr` is `server.lr` now; where EUA did not aggregate, it had no effect."""
+    run = fedu2.train(_with(micro, f"method={method}", "rounds=1", f"server.lr={factor}"), tmp_path / "run")
+    config = run.path / "config.yaml"
+    text = re.sub(r"server:\n  lr: .*\n  momentum: .*\n", "", unseal(config.read_text()))
+    config.write_text(seal(text.replace("eua:\n", "eua:\n  server_lr: 0.5\n")))
+    place = run.path / "checkpoint" / "round-000001"
+    begun = json.loads((place / "manifest.json").read_text())["experiment"]
+    begun = {key: value for key, value in begun.items() if not key.startswith("server.")} | {"eua.server_lr": 0.5}
+    _rewrite_manifest(place, experiment=begun)
+    assert fedu2.Run(run.path).experiment.server.lr == factor
+    assert fedu2.train(_with(run.experiment, "rounds=2"), run.path, resume=True).summary["rounds"] == 2
 
 
 @pytest.mark.parametrize(("method", "reads"), [("fedu2", True), ("fedbyol", False)])

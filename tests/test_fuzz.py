@@ -16,6 +16,8 @@ from fuzz.worker import attempt, corpus, input_at, keep, known, target_named
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fedu2.errors import FedU2Error
+
 FOUND = Path(__file__).parent / "fuzz_inputs"
 QUICK = settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
@@ -63,6 +65,20 @@ def test_any_bytes_are_taken_well(name: str, data: bytes) -> None:
 @pytest.mark.parametrize("path", sorted(FOUND.iterdir()), ids=lambda path: path.name)
 def test_what_was_found_once_stays_mended(path: Path) -> None:
     assert attempt(target_named(path.name.partition("-")[0]), path.read_bytes()) is None
+
+
+WHOLE = [path for path in sorted(FOUND.iterdir()) if not path.name.startswith("overrides-")]  # those are about keys
+
+
+@pytest.mark.parametrize("path", WHOLE, ids=lambda path: path.name)
+def test_what_was_found_once_is_not_turned_away_before_it_gets_there(path: Path) -> None:
+    """A key that has gone since would be refused at the door, and the input would try nothing any more."""
+    said = ""
+    try:
+        target_named(path.name.partition("-")[0]).one_input(path.read_bytes())
+    except FedU2Error as error:
+        said = str(error)
+    assert "unknown key" not in said
 
 
 def test_what_is_hostile_on_purpose_is_taken_well_within_a_gigabyte() -> None:

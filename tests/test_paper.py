@@ -195,9 +195,18 @@ def test_a_figure_changed_by_hand_is_refused(place: Path, micro_table: Exhibit) 
 
 @pytest.mark.parametrize(
     ("part", "name", "value"),
-    [("history", "seconds", "5"), ("history", "round", 1.5), ("evaluation", "values", [float("nan")])],
+    [
+        ("history", "seconds", "5"),
+        ("history", "seconds", -1.0),
+        ("history", "round", 1.5),
+        ("evaluation", "values", [float("nan")]),
+        ("evaluation", "values", [1e308, 1e308]),
+        ("evaluation", "values", [-5.0]),
+    ],
 )
-def test_what_is_no_number_is_refused_whatever_its_digest(place: Path, part: str, name: str, value: object) -> None:
+def test_what_is_no_such_number_is_refused_whatever_its_digest(
+    place: Path, part: str, name: str, value: object
+) -> None:
     path = place / "results" / "micro" / "one" / "seed-0.json"
     content = json.loads(path.read_text())
     content[part][-1][name] = value

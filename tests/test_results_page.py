@@ -19,9 +19,9 @@ from fedu2.experiment import Experiment
 from fedu2.files import digest_of
 from fedu2.methods import resolve
 from fedu2.paper import plan, rows
-from fedu2.paper.page import SWEEPS, TABLES, gather, page
+from fedu2.paper.page import SWEEPS, TABLES, gather, machines, page
 from fedu2.paper.plan import HOME, PROTOCOLS, Cell, exhibits
-from fedu2.paper.records import path_of
+from fedu2.paper.records import Record, path_of
 from fedu2.paper.tables import groups
 from fedu2.parsing import leaves
 
@@ -311,3 +311,8 @@ def test_the_repository_shows_what_its_records_say() -> None:
 
 def test_all_scores_of_the_tables_are_known() -> None:
     assert {protocol for name in TABLES for protocol in exhibits[name].protocols} == set(PROTOCOLS) == set(SCORES)
+
+
+def test_what_a_record_says_of_its_machine_is_text_and_no_markup() -> None:
+    record = Record(Path("seed-0.json"), {"environment": {"device": "cuda: [here](javascript:x) | *b* <i>"}})
+    assert machines([record]) == [r"\[here\](javascript:x) \| \*b\* &lt;i&gt; (1 run)"]

@@ -42,6 +42,7 @@ SETTINGS = {
     "batch_size": 8,
     "evaluation.every": 1,
     "optimizer.lr": 0.05,
+    "server.momentum": 0.5,
     "engine.threads": 1,
 }
 

@@ -19,7 +19,7 @@ from fuzz.mutate import mutate_bytes, mutate_json
 __all__ = ["mutate", "one_input", "seeds"]
 
 LINE = b"\n-- 8< --\n"
-NAMES = ("server.safetensors", "best.safetensors", "client-0001.safetensors")
+NAMES = ("server.safetensors", "best.safetensors", "client-0001.safetensors", "velocity.safetensors")
 LAYOUTS = (
     Layout.of([("encoder.weight", torch.zeros(2, 3)), ("head.weight", torch.zeros(4))]),
     Layout.of([("encoder.mean", torch.zeros(2))]),
@@ -29,7 +29,13 @@ LAYOUTS = (
 def seeds() -> list[bytes]:
     """A whole one, one without a best round, and one of a format before."""
     weights = {"encoder.weight": torch.ones(2, 3), "head.weight": torch.ones(4), "encoder.mean": torch.ones(2)}
-    tensors = [save({**weights, "extra/a": torch.ones(3)}), save(weights), save({"memory": torch.ones(5)})]
+    velocity = {name: weights[name] for name in ("encoder.weight", "head.weight")}
+    tensors = [
+        save({**weights, "extra/a": torch.ones(3)}),
+        save(weights),
+        save({"memory": torch.ones(5)}),
+        save(velocity),
+    ]
     manifest = {"format": 2, "round": 1, "files": dict.fromkeys(NAMES), "experiment": Experiment().flat()}
     best = {"round": 0, "knn": 12.5}
     manifests = [{**manifest, "best": best}, {**manifest, "best": None}, {**manifest, "format": 1, "best": None}]

@@ -8,9 +8,10 @@ from tempfile import TemporaryDirectory
 
 from fedu2.evaluation.options import Protocols
 from fedu2.files import digest_of
+from fedu2.paper.page import emphasised, machines, minutes
 from fedu2.paper.plan import exhibits
 from fedu2.paper.records import path_of
-from fedu2.paper.tables import readable
+from fedu2.paper.tables import markdown, readable, sheets
 from fuzz.mutate import mutate_json as mutate
 
 __all__ = ["mutate", "one_input", "seeds"]
@@ -42,5 +43,7 @@ def one_input(data: bytes) -> None:
         path.parent.mkdir(parents=True)
         path.write_bytes(data)
         found, _ = readable(CELL, Path(folder))
+        sheet = sheets("sample", exhibits["sample"], Path(folder))[0]
+    markdown(emphasised(sheet)), minutes(found), machines(found)
     for record in found:
         record.score("linear"), record.seconds(), record.progress

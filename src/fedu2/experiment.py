@@ -130,6 +130,7 @@ class Experiment(Options):
     @classmethod
     def _validated(cls, values: Any, handler: ModelWrapValidatorHandler[Experiment]) -> Experiment:
         """Lay the sample's defaults under what was set, and tell what is wrong in our own words."""
+        values = _of_today(values)
         if isinstance(values, dict) and values.get("dataset", "sample") == "sample":
             views = values.get("views")
             own_recipe = isinstance(views, dict) and "recipe" in views  # which is then not to be tampered with
@@ -162,3 +163,14 @@ class Experiment(Options):
     def flat(self) -> dict[str, Any]:
         """All keys and values, dotted."""
         return dict(parsing.leaves(self.model_dump(mode="json")))
+
+
+def _of_today(values: Any) -> Any:
+    """Nested values of a run or file of an earlier version: `eua.server_lr`, EUA's alone then, is `server.lr` now."""
+    group = values.get("eua") if isinstance(values, dict) else None
+    if not isinstance(group, dict) or "server_lr" not in group:
+        return values
+    step = {"server": {"lr": group["server_lr"]}}
+    chosen = values.get("aggregator") or ("eua" if values.get("method", "fedu2") == "fedu2" else None)
+    rest = {**values, "eua": {key: value for key, value in group.items() if key != "server_lr"}}
+    return parsing.laid_over(step, rest) if chosen == "eua" else rest

@@ -80,7 +80,7 @@ class Unified:
     weights: Tensor  # (K,) w after the guard, Σ = 1
     min_norm: Tensor  # (K,) p, the solution of the min-norm problem; 0 for clients without an update
     scale: float  # 1 for a convex combination
-    rates: Tensor  # (K,) ⟨g_k, d⟩ for the step taken, −d: the first-order relative fall of u_k; 0 without update
+    rates: Tensor  # (K,) ⟨g_k, d⟩ for the step −d found here: the first-order relative fall of u_k; 0 without update
     residual: float  # of the min-norm problem, see `kkt_residual`
 
 

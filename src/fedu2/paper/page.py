@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import os
+import re
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -185,7 +186,7 @@ def _counted(names: Sequence[str]) -> list[str]:
 
 def _plain(text: str) -> str:
     """Text of a record, or about one: a line that Markdown, HTML and YAML comments show as it is."""
-    return html.escape(shown(text)[:300], quote=False)
+    return re.sub(r"([\\`*_\[\]|])", r"\\\1", html.escape(shown(text)[:300], quote=False))
 
 
 def _environment(record: Record) -> Mapping[str, str]:

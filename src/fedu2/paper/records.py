@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -39,6 +39,9 @@ PRIVATE = ("data.root",)  # says nothing about a result, and much about a machin
 FREE = (*FREE_KEYS, "precision", "seed")  # keys in which runs of the same cell may differ
 
 
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
+
+
 class _Strict(BaseModel, strict=True, allow_inf_nan=False):
     """No text for a number, no NaN."""
 
@@ -50,14 +53,14 @@ class _Setting(_Strict):
 
 class _Measurement(_Strict):
     seeds: int
-    values: list[float] = Field(min_length=1)
-    seconds: float = 0.0
+    values: list[Annotated[float, Field(ge=0, le=100)]] = Field(min_length=1)
+    seconds: Seconds = 0.0
 
 
 class _Round(_Strict):
-    round: int
-    seconds: float = 0.0
-    evaluation_seconds: float = 0.0
+    round: Annotated[int, Field(ge=0)]
+    seconds: Seconds = 0.0
+    evaluation_seconds: Seconds = 0.0
 
 
 class _Content(_Strict):
