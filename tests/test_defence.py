@@ -386,6 +386,9 @@ def test_a_round_with_a_rule_logs_whom_it_left_out(caplog: pytest.LogCaptureFixt
     assert int(client) not in record["clients"]
     assert f"client {client} is left out of round 1: it is far from the others" in caplog.text
     assert len(record["fedavg.weights"]) == 4
+    assert record["bytes_up"] == record["bytes_down"] > 0
+    _, (all_in,) = _play({})
+    assert record["bytes_up"] == all_in["bytes_up"]  # it travelled all the same
 
 
 # EUA

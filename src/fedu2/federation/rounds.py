@@ -102,6 +102,7 @@ def play_round(
         arrivals, refused, seen = inspected(arrivals, start, buffer_layout, seen)
         absent |= refused
     _require_enough(len(arrivals.replies), absent, round_, experiment)
+    work = _work(state.server, arrivals.replies, bytes_a_parameter(backend))  # of those that are outvoted, too
     arrivals, held = bounded(arrivals, start, experiment.defence, trusted)
     arrivals, outvoted = selected(arrivals, start, experiment.defence)
     _tell_defence(held, outvoted, round_)
@@ -116,7 +117,6 @@ def play_round(
     server = replace(server, model=replace(server.model, params=params))
     _check_finite(server.model, f"the global model is not finite after round {round_}: lower optimizer.lr or server.lr")
     record = {"round": round_, "lr": lr, "clients": [reply.client for reply in replies], **_means(replies)}
-    work = _work(state.server, replies, bytes_a_parameter(backend))
     record |= {name: value + before.get(name, 0) for name, value in work.items()}
     record |= {name if "." in name else f"{experiment.aggregator}.{name}": value for name, value in logged.items()}
     if together is not None:
