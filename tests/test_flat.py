@@ -7,7 +7,7 @@ from torch import nn
 from fedu2.errors import UsageError
 from fedu2.experiment import Experiment
 from fedu2.models import build_encoder
-from fedu2.models.flat import FlatModel, ModelState
+from fedu2.models.flat import FlatModel, Layout, ModelState
 from fedu2.objectives import objectives
 
 
@@ -88,3 +88,32 @@ def test_a_section_trained_in_part_is_refused() -> None:
     module.part[0].requires_grad_(False)
     with pytest.raises(UsageError, match="trained only in part"):
         FlatModel(module)
+
+
+KERNEL, LINEAR = torch.arange(36.0).reshape(2, 2, 3, 3), torch.arange(6.0).reshape(2, 3)
+
+
+def test_named_tensors_and_their_vector_are_inverse() -> None:
+    named = {"a.kernel": KERNEL, "a.linear": LINEAR}
+    layout = Layout.of(named.items())
+    vector = layout.vector(named, "cpu")
+    assert vector[:6].tolist() == [0, 9, 1, 10, 2, 11]  # of the first kernel, both inputs at each place
+    assert all(torch.equal(view, named[name]) for name, view in layout.views(vector))
+    assert torch.equal(layout.vector({**named, "a.linear": LINEAR.to(torch.float16)}, "cpu"), vector)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ({"a.kernel": KERNEL.permute(2, 3, 0, 1)}, r"'a\.kernel' is torch\.float32 \(3, 3, 2, 2\) in place of"),
+        ({"a.kernel": KERNEL.flatten()}, r"'a\.kernel' is torch\.float32 \(36,\) in place of"),
+        ({"a.linear": LINEAR.T}, r"'a\.linear' is .* in place of floating point \(2, 3\)"),
+        ({"a.linear": LINEAR[:1]}, r"'a\.linear' is .* \(1, 3\)"),  # would be broadcast
+        ({"a.linear": LINEAR.long()}, r"'a\.linear' is torch\.int64 \(2, 3\)"),
+        ({"a.linear": LINEAR.to(torch.complex64)}, r"'a\.linear' is torch\.complex64"),
+    ],
+)
+def test_tensors_of_other_shapes_and_types_are_refused_by_name(wrong: dict[str, torch.Tensor], complaint: str) -> None:
+    named = {"a.kernel": KERNEL, "a.linear": LINEAR}
+    with pytest.raises(ValueError, match=complaint):
+        Layout.of(named.items()).vector({**named, **wrong}, "cpu")

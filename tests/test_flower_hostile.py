@@ -257,7 +257,7 @@ def test_a_server_writes_nowhere_but_in_the_folder_for_memories(micro: Experimen
     (answer,) = _asked(grid, Message(content, dst_node_id=100, message_type="train.task"))
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     if run == "run":
-        assert [path.parent for path in written] == [memory / run / "partition-0"]
+        assert {path.parent for path in written} == {memory / run / "partition-0"}
     else:
         assert not written
         assert answer.content.config_records["error"]["about"] == "images"

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 import fedu2
 from fedu2.errors import TrainingError
 from fedu2.experiment import Experiment
+from fedu2.federation.checkpoint import Checkpoints
+from fedu2.federation.rounds import initial_state
 from fedu2.federation.server_step import step
+from fedu2.files import digest_of
 from fedu2.methods import build, resolve
 from fedu2.options import ServerOptions
 
@@ -84,3 +94,89 @@ def test_a_damaged_velocity_is_noticed(micro: Experiment, tmp_path: Path) -> Non
     file.write_bytes(file.read_bytes()[:-4] + b"\1\1\1\1")
     with pytest.raises(TrainingError, match=r"velocity\.safetensors is damaged"):
         fedu2.train(_with(micro, "rounds=2", "server.momentum=0.5"), run.path, resume=True)
+
+
+# Checkpoints whose checksums are right, and whose content is not
+
+KERNEL = "encoder.stem.0.weight"
+
+
+def _changed(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Path], None]:
+    """Change one kernel in a file of a checkpoint."""
+
+    def harm(place: Path) -> None:
+        tensors = load_file(place / name)
+        save_file({**tensors, KERNEL: change(tensors[KERNEL]).contiguous()}, place / name)
+
+    return harm
+
+
+def _permuted(kernel: Tensor) -> Tensor:
+    return kernel.permute(2, 3, 0, 1)
+
+
+def _unbounded(kernel: Tensor) -> Tensor:
+    return kernel.index_fill(0, torch.tensor([1]), float("inf"))
+
+
+def _without_velocity(place: Path) -> None:
+    (place / "velocity.safetensors").unlink()
+
+
+def _sealed(place: Path) -> None:
+    """Make the manifest right for the files that are there."""
+    manifest = json.loads((place / "manifest.json").read_text())
+    files = {path.name: path.read_bytes() for path in place.glob("*.safetensors")}
+    manifest["files"] = {
+        name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()} for name, content in files.items()
+    }
+    del manifest["digest"]
+    (place / "manifest.json").write_text(json.dumps({**manifest, "digest": digest_of(manifest)}))
+
+
+@pytest.fixture(scope="module")
+def with_momentum(tmp_path_factory: pytest.TempPathFactory) -> fedu2.Run:
+    values = {
+        "data.image_size": 16, "clients": 2, "partition": "iid", "encoder": "tiny", "width": 4, "rounds": 1,
+        "local_steps": 2, "batch_size": 32, "evaluation.every": 0, "server.momentum": 0.5,
+    }  # fmt: skip
+    return fedu2.train(Experiment.parse(values), tmp_path_factory.mktemp("runs") / "run")
+
+
+@pytest.mark.parametrize(
+    ("harm", "complaint"),
+    [
+        (_without_velocity, r"velocity\.safetensors is missing, and the server's step has momentum"),
+        (_changed("velocity.safetensors", _permuted), rf"tensor '{KERNEL}' is torch\.float32 \(3, 3, "),
+        (_changed("velocity.safetensors", _unbounded), r"velocity\.safetensors holds numbers that are not finite"),
+        (_changed("server.safetensors", _permuted), rf"tensor '{KERNEL}' is torch\.float32 \(3, 3, "),
+        (_changed("server.safetensors", Tensor.long), rf"tensor '{KERNEL}' is torch\.int64"),
+        (_changed("server.safetensors", _unbounded), r"server\.safetensors holds numbers that are not finite"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused_though_its_checksums_are_right(
+    with_momentum: fedu2.Run, tmp_path: Path, harm: Callable[[Path], None], complaint: str
+) -> None:
+    run = fedu2.Run(shutil.copytree(with_momentum.path, tmp_path / "run"))
+    place = _last(run.path, "")
+    _sealed(place)
+    run.learner()  # sealed as it was, it is read
+    harm(place)
+    _sealed(place)
+    complaint = rf"round-000001 does not fit this model: {complaint}"
+    with pytest.raises(TrainingError, match=complaint):
+        run.learner()
+    with pytest.raises(TrainingError, match=complaint):
+        fedu2.train(_with(run.experiment, "rounds=2"), run.path, resume=True)
+
+
+def test_before_the_first_round_there_is_no_velocity(micro: Experiment, tmp_path: Path) -> None:
+    """Nor is there one in a checkpoint whose experiment has no such key yet."""
+    method = build(resolve(_with(micro, "server.momentum=0.5")))
+    state = initial_state(method, "cpu")
+    for round_, experiment in ((0, {"server.momentum": 0.5}), (3, {}), (3, {"server.momentum": 0.0})):
+        checkpoints = Checkpoints(tmp_path / f"{round_}-{len(experiment)}", *method.layouts)
+        checkpoints.save(replace(state, round=round_), experiment)
+        found = checkpoints.latest("cpu")
+        assert found is not None
+        assert found[0].velocity is None

@@ -157,16 +157,14 @@ class Checkpoints:
         for name, fingerprint in manifest["files"].items():
             _check(place / name, fingerprint)
         try:
-            server = self._server_state(load_file(place / "server.safetensors", str(device)), device)
+            server = self._server_state(place / "server.safetensors", device)
             memories = {
                 int(name.removeprefix("client-").partition(".")[0]): load_file(place / name, str(device))
                 for name in sorted(manifest["files"])
                 if name.startswith("client-")
             }
             best = self._best(place, manifest, server, device)
-            velocity = None
-            if "velocity.safetensors" in manifest["files"]:
-                velocity = self.layout.vector(load_file(place / "velocity.safetensors", str(device)), device)
+            velocity = self._velocity(place, manifest, device)
             seen = {int(client): tuple(models) for client, models in manifest.get("seen", {}).items()}
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
             raise TrainingError(f"checkpoint {place} does not fit this model: {error}") from None
@@ -179,8 +177,18 @@ class Checkpoints:
         if not told:
             return None
         if told["round"] != manifest["round"]:
-            server = self._server_state(load_file(place / "best.safetensors", str(device)), device)
+            server = self._server_state(place / "best.safetensors", device)
         return Best(int(told["round"]), float(told["knn"]), server.model)
+
+    def _velocity(self, place: Path, manifest: Mapping[str, Any], device: torch.device | str) -> Tensor | None:
+        path = place / "velocity.safetensors"
+        if path.name in manifest["files"]:
+            velocity = self.layout.vector(load_file(path, str(device)), device)
+            _check_finite(path, velocity)
+            return velocity
+        if manifest["round"] > 0 and manifest["experiment"].get("server.momentum"):  # earlier versions had no such key
+            raise ValueError(f"{path.name} is missing, and the server's step has momentum")
+        return None
 
     def _server_tensors(self, server: ServerState) -> dict[str, Tensor]:
         params = self.layout.views(server.model.params.cpu())
@@ -188,11 +196,12 @@ class Checkpoints:
         extra = ((f"extra/{name}", tensor.cpu()) for name, tensor in server.extra.items())
         return _separate(chain(params, buffers, extra))
 
-    def _server_state(self, tensors: Mapping[str, Tensor], device: torch.device | str) -> ServerState:
+    def _server_state(self, path: Path, device: torch.device | str) -> ServerState:
+        tensors = load_file(path, str(device))
         extra = {name.removeprefix("extra/"): t for name, t in tensors.items() if name.startswith("extra/")}
-        return ServerState(
-            ModelState(self.layout.vector(tensors, device), self.buffer_layout.vector(tensors, device)), extra
-        )
+        model = ModelState(self.layout.vector(tensors, device), self.buffer_layout.vector(tensors, device))
+        _check_finite(path, model.params, model.buffers)
+        return ServerState(model, extra)
 
 
 def places(directory: Path) -> list[Path]:
@@ -244,6 +253,11 @@ def _check(path: Path, fingerprint: Any) -> None:
         whole = False
     if not whole:
         raise TrainingError(f"checkpoint file {path} is damaged")
+
+
+def _check_finite(path: Path, *vectors: Tensor) -> None:
+    if not all(bool(vector.isfinite().all()) for vector in vectors):
+        raise ValueError(f"{path.name} holds numbers that are not finite")
 
 
 def _separate(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:

@@ -82,10 +82,11 @@ class Layout:
             yield entry.name, _shaped(vector[entry.start : entry.stop], entry.shape)
 
     def vector(self, tensors: Mapping[str, Tensor], device: torch.device | str) -> Tensor:
-        """One float32 vector of the named tensors."""
+        """One float32 vector of the named tensors; ValueError where one is of another shape, or no real numbers."""
         vector = torch.empty(self.size, device=device)
         for name, view in self.views(vector):
-            view.copy_(tensors[name].detach().reshape(view.shape))
+            _check_tensor(name, tensors[name], view.shape)
+            view.copy_(tensors[name].detach())
         return vector
 
 
@@ -158,6 +159,12 @@ def _check_sections(parameters: list[tuple[str, nn.Parameter]]) -> None:
             raise UsageError(
                 f"section {section!r} of the model is trained only in part: {name!r} differs from the rest"
             )
+
+
+def _check_tensor(name: str, tensor: Tensor, shape: torch.Size) -> None:
+    if tensor.shape != shape or not tensor.is_floating_point():
+        found, wanted = f"{tensor.dtype} {tuple(tensor.shape)}", f"floating point {tuple(shape)}"
+        raise ValueError(f"tensor {name!r} is {found} in place of {wanted}")
 
 
 def _shaped(stretch: Tensor, shape: tuple[int, ...]) -> Tensor:

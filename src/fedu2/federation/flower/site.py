@@ -2,8 +2,9 @@
 
 Flower starts a fresh process for every message, so nothing lives here between tasks but what is written down: a
 client's memory, in Flower's context, which lasts as long as a run, or in a directory of the site's own, which lasts
-longer (`memory=/path` in the node's configuration). A memory is kept with the round after which it was made; a task
-takes the newest from before its own round, so that a round that is played again begins as it did the first time.
+longer (`memory=/path` in the node's configuration; memory.py). A memory is kept with the round after which it was
+made; a task takes the newest from before its own round, so that a round that is played again begins as it did the
+first time.
 """
 
 from __future__ import annotations
@@ -11,12 +12,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedu2.data import ImageSet, load_dataset, make_partition
@@ -24,9 +22,9 @@ from fedu2.engine import choose_device, choose_threads
 from fedu2.errors import DataError, UsageError
 from fedu2.experiment import Experiment
 from fedu2.federation.callbacks import Callback
+from fedu2.federation.flower.memory import DiskMemory
 from fedu2.federation.flower.wire import Assignment
 from fedu2.federation.local import LocalBackend
-from fedu2.files import atomic_file
 from fedu2.methods import Memory, Reply, ServerState, build
 from fedu2.models.flat import ModelState
 
@@ -75,11 +73,14 @@ class Site:
         server = _server_to(assignment, device)
         (reply,) = backend.run([task], server, known, Callback())
         if reply.memory:
+            if before is None and task.round > 1:
+                log.warning("site %s remembers nothing from before round %d: it begins anew", self.name, task.round)
             memories.write(task.round, reply.memory)
-            kept = KEPT_CHECKPOINTS * assignment.experiment.checkpoint_every + 1
+            # A server that is set back needs what was the newest then, however long ago that was made.
+            oldest = _before(task.round - KEPT_CHECKPOINTS * assignment.experiment.checkpoint_every + 1, memories)
             for made in memories.rounds():
                 # Those of later rounds belong to a future that a server which was set back does not have.
-                if not task.round - kept < made <= task.round and made != before:
+                if made > task.round or (oldest is not None and made < oldest):
                     memories.forget(made)
         return reply
 
@@ -99,32 +100,6 @@ def site_of(experiment: Experiment, node: Mapping[str, Any]) -> Site:
     if not 0 <= number < len(shares):
         raise DataError(f"partition-id={number}: the experiment has {len(shares)} clients")
     return Site(f"partition-{number}", dataset.train, dataset.test, shares[number])
-
-
-@dataclass(frozen=True)
-class DiskMemory:
-    """Memories as safetensors files in a directory of the site's own; they outlive a Flower run."""
-
-    folder: Path
-
-    def rounds(self) -> list[int]:
-        return [int(path.stem.removeprefix("round-")) for path in self.folder.glob("round-*.safetensors")]
-
-    def read(self, round_: int) -> Memory:
-        try:
-            return load_file(self._path(round_))
-        except (OSError, SafetensorError) as error:
-            raise DataError(f"the memory {self._path(round_)} cannot be read: {error}") from None
-
-    def write(self, round_: int, memory: Memory) -> None:
-        with atomic_file(self._path(round_)) as temporary:
-            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in memory.items()}, temporary)
-
-    def forget(self, round_: int) -> None:
-        self._path(round_).unlink(missing_ok=True)
-
-    def _path(self, round_: int) -> Path:
-        return self.folder / f"round-{round_:06d}.safetensors"
 
 
 def _before(round_: int, memories: Memories) -> int | None:
