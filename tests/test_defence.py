@@ -440,6 +440,18 @@ def test_the_table_in_the_document_is_that_of_the_record() -> None:
     assert {run["attack"] for run in record["runs"]} <= {"none", *ATTACKS}
 
 
+@pytest.mark.parametrize("share", robustness.SHARES)
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_with_bounds_and_multi_krum_no_attack_cost_two_points(attack: str, share: float) -> None:
+    """As docs/robustness.md promises: in the mean over at least three seeds, beside the same seeds without attack."""
+    runs = json.loads(robustness.RECORD.read_text())["runs"]
+    free = {run["seed"]: run["knn"] for run in runs if (run["attack"], run["defence"]) == ("none", "none")}
+    asked = (attack, share, "bounds, multi-Krum")
+    found = {run["seed"]: run["knn"] for run in runs if (run["attack"], run["share"], run["defence"]) == asked}
+    assert len(found) >= 3
+    assert sum(knn - free[seed] for seed, knn in found.items()) / len(found) > -2
+
+
 # What stands between a reply and its round, line by line
 
 
