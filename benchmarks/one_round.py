@@ -22,16 +22,14 @@ from fedu2.aggregators import Aggregate, Updates, aggregators, agreement
 from fedu2.aggregators.eua import eua
 from fedu2.data import Dataset, load_dataset, make_partition
 from fedu2.engine import choose_device
-from fedu2.evaluation.knn import knn_accuracy
-from fedu2.evaluation.monitor import extract
-from fedu2.experiment import Experiment
+from fedu2.evaluation.monitor import evaluate
 from fedu2.federation.callbacks import Callback
 from fedu2.federation.checkpoint import Checkpoints
 from fedu2.federation.local import LocalBackend
 from fedu2.federation.rounds import play_round
 from fedu2.federation.server_step import step
 from fedu2.methods import build
-from fedu2.models.flat import FlatModel, Layout, ModelState
+from fedu2.models.flat import FlatModel, ModelState
 from fedu2.options import EUAOptions, ServerOptions
 from fedu2.resuming import open_ended
 from fedu2.views import plain_view
@@ -80,7 +78,7 @@ def _by_tensor(updates: Updates, guard: float | None) -> Tensor:
     params = updates.start.clone()
     for entry in updates.layout.entries:
         part = slice(entry.start, entry.stop)
-        own = Updates(updates.start[part], updates.clients[:, part].clone(), updates.shares, layout=Layout(()))
+        own = Updates(updates.start[part], updates.clients[:, part].clone(), updates.shares)
         params[part] = eua(EUAOptions(guard=guard))(own).params
     return params
 
@@ -103,15 +101,6 @@ def played(
     backend = LocalBackend(method, dataset.train, shares)
     _, record = play_round(found[0], method, backend, [len(share) for share in shares], Callback())
     return caught[0], record
-
-
-def judged(encoder: nn.Module, dataset: Dataset, experiment: Experiment) -> float:
-    """kNN accuracy in percent."""
-    test, train, options = dataset.test, dataset.train, experiment.evaluation
-    assert test.labels is not None
-    assert train.labels is not None
-    queries, bank = (extract(encoder, images.images, options.batch_size) for images in (test, train))
-    return knn_accuracy(queries, test.labels, bank, train.labels, options.k, options.temperature)
 
 
 @torch.no_grad()
@@ -146,7 +135,7 @@ def compare(run: Run) -> dict[str, Any]:
         if candidate.calibrate:
             calibrate(model.module.encoder, dataset.train.images, experiment.batch_size)
         name = candidate.name + (", own statistics" if candidate.calibrate else "")
-        found[name] = judged(model.module.encoder, dataset, experiment)
+        found[name] = evaluate(model.module, dataset, experiment)["knn"]
         print(f"{found[name]:6.2f}  {name}", flush=True)
     kept = {key: record[key] for key in ("round", "lr", "client_loss")}
     return {
