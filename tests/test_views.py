@@ -97,6 +97,29 @@ def test_resized_crop_is_pillows_crop_then_resize(data: st.DataObject, size: int
         torch.testing.assert_close(view, pil_resized_crop(image, *box), atol=2e-6, rtol=0)
 
 
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(data=st.data(), side=st.sampled_from([5, 24, 32, 47]))
+def test_a_crop_is_stretched_to_any_side(data: st.DataObject, side: int) -> None:
+    x = to_float(some_images(1, 32))
+    height, width = data.draw(st.integers(1, 32)), data.draw(st.integers(1, 32))
+    top, left = data.draw(st.integers(0, 32 - height)), data.draw(st.integers(0, 32 - width))
+    flip = data.draw(st.booleans())
+    box = (torch.tensor([float(v)]) for v in (top, left, height, width, flip))
+    cut = x[:, :, top : top + height, left : left + width]
+    expected = torch.nn.functional.interpolate(cut, (side, side), mode="bilinear", align_corners=False)
+    view = resized_crop(x, *box, size=side)
+    torch.testing.assert_close(view, expected.flip(-1) if flip else expected, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_views_have_the_side_that_a_recipe_asks_for(name: str) -> None:
+    recipes = (replace(RECIPES[name][0], size=24), replace(RECIPES[name][1], size=24))
+    for view in two_views(some_images(3, 32), recipes, seeded()):
+        assert view.shape == (3, 3, 24, 24)
+    whole = random_view(some_images(3, 32), Recipe(size=32), seeded())  # no crop, no flip: the image itself
+    assert torch.equal(whole, plain_view(some_images(3, 32)))
+
+
 def test_crop_of_the_whole_image_is_exact_and_flip_mirrors() -> None:
     x = to_float(some_images(2, 96))
     whole, zero = torch.full((2,), 96.0), torch.zeros(2)

@@ -59,7 +59,8 @@ def assert_same_views(
     indices = torch.arange(len(images), device=DEVICE) if indices is None else indices
     fused = fused_views(images, indices, recipes, uniform, torch.float32)
     for view, recipe, number in zip(fused, recipes, uniform, strict=True):
-        assert view.shape == (len(indices), *images.shape[1:])
+        side = recipe.size or images.shape[-1]
+        assert view.shape == (len(indices), 3, side, side)
         torch.testing.assert_close(view, portable(images[indices], recipe, number), atol=TOLERANCE, rtol=0)
 
 
@@ -129,6 +130,15 @@ def test_wrong_images_are_refused(fused: bool) -> None:
 def test_fused_views_are_the_portable_ones(name: str, batch: int, size: int) -> None:
     recipes = RECIPES.get(name, (STRONG, replace(STRONG, crop_scale=(1.0, 1.0), jitter=1.0)))
     assert_same_views(noise_images(9, size), recipes, numbers(batch, size), some_indices(batch))
+
+
+@needs_kernel
+@pytest.mark.parametrize("side", [24, 32, 40, 7])
+@pytest.mark.parametrize("name", [*RECIPES, "strong"])
+def test_fused_views_of_another_side_are_the_portable_ones(name: str, side: int) -> None:
+    first, second = RECIPES.get(name, (STRONG, replace(STRONG, crop_scale=(1.0, 1.0), jitter=1.0)))
+    recipes = (replace(first, size=side), replace(second, size=side))
+    assert_same_views(noise_images(9, 32), recipes, numbers(5, side), some_indices(5))
 
 
 @needs_kernel
@@ -242,10 +252,12 @@ def test_what_the_kernel_cannot_do_is_done_by_the_portable_path() -> None:
     from fedu2.views.kernel import supported
 
     simclr, blurred = RECIPES["simclr"], (RECIPES["simclr"][0], replace(RECIPES["simclr"][1], blur=0.5))
+    unequal = (simclr[0], replace(simclr[1], size=24))
     images = noise_images(4, 8)
     assert supported(images, simclr)
     for pictures, recipes in (
         (images, blurred),
+        (images, unequal),
         (images.mT, simclr),
         (torch.zeros(1, 3, 65, 65, dtype=torch.uint8, device=DEVICE), simclr),
     ):

@@ -28,7 +28,7 @@ from fedu2.views.recipes import Recipe
 
 __all__ = ["LARGEST", "fused_views", "supported"]
 
-LARGEST = 64 * 64  # pixels of an image: more do not fit into the registers of one program
+LARGEST = 64 * 64  # pixels of a view: more do not fit into the registers of one program
 
 INTERPRETED = tl.constexpr(kernels.INTERPRETED)
 BOXES = tl.constexpr(ATTEMPTS)
@@ -49,30 +49,40 @@ def views_kernel(
     indices_at,  # (B,)
     first_at,  # (ROWS, B) uniform numbers, see `parameters.uniforms`
     second_at,
-    views_at,  # (2, B, S, S, 3)
+    views_at,  # (2, B, T, T, 3)
     batch,
     FIRST: tl.constexpr,  # recipes
     SECOND: tl.constexpr,
-    SIZE: tl.constexpr,
-    PIXELS: tl.constexpr,  # S² as a power of two
+    SIZE: tl.constexpr,  # S
+    SIDE: tl.constexpr,  # T
+    PIXELS: tl.constexpr,  # T² as a power of two
 ):
     place, second = tl.program_id(0), tl.program_id(1)
     image_at = images_at + tl.load(indices_at + place).to(tl.int64) * (3 * SIZE * SIZE)
-    view_at = views_at + (second * batch + place).to(tl.int64) * (3 * SIZE * SIZE)
+    view_at = views_at + (second * batch + place).to(tl.int64) * (3 * SIDE * SIDE)
     uniform_at = second_at + place if second else first_at + place
     if FIRST == SECOND:
-        make_view(image_at, uniform_at, view_at, batch, FIRST, SIZE, PIXELS)
+        make_view(image_at, uniform_at, view_at, batch, FIRST, SIZE, SIDE, PIXELS)
     elif second:
-        make_view(image_at, uniform_at, view_at, batch, SECOND, SIZE, PIXELS)
+        make_view(image_at, uniform_at, view_at, batch, SECOND, SIZE, SIDE, PIXELS)
     else:
-        make_view(image_at, uniform_at, view_at, batch, FIRST, SIZE, PIXELS)
+        make_view(image_at, uniform_at, view_at, batch, FIRST, SIZE, SIDE, PIXELS)
 
 
 @triton.jit
-def make_view(image_at, uniform_at, view_at, batch, RECIPE: tl.constexpr, SIZE: tl.constexpr, PIXELS: tl.constexpr):
+def make_view(
+    image_at,
+    uniform_at,
+    view_at,
+    batch,
+    RECIPE: tl.constexpr,
+    SIZE: tl.constexpr,
+    SIDE: tl.constexpr,
+    PIXELS: tl.constexpr,
+):
     """`operations.apply`, and `normalize`."""
     pixel = tl.arange(0, PIXELS)
-    inside = pixel < SIZE * SIZE
+    inside = pixel < SIDE * SIDE
     # Loaded before anything is waited for.
     invert, gray = tl.load(uniform_at + INVERT * batch), tl.load(uniform_at + GRAY * batch)
     jittered = tl.load(uniform_at + JITTER * batch) < RECIPE.jitter
@@ -81,15 +91,15 @@ def make_view(image_at, uniform_at, view_at, batch, RECIPE: tl.constexpr, SIZE: 
     saturation = draw(tl.load(uniform_at + SATURATION * batch), RECIPE.saturation, 1.0, jittered)
     shift = draw(tl.load(uniform_at + HUE * batch), RECIPE.hue, 0.0, jittered)
 
-    if RECIPE.crop_scale[0] < 1 or RECIPE.flip > 0:
-        red, green, blue = resized_crop(image_at, uniform_at, batch, pixel, inside, RECIPE, SIZE)
+    if RECIPE.crop_scale[0] < 1 or RECIPE.flip > 0 or SIDE != SIZE:
+        red, green, blue = resized_crop(image_at, uniform_at, batch, pixel, inside, RECIPE, SIZE, SIDE)
     else:
         red, green, blue = load_pixel(image_at, pixel, inside, SIZE)
     if RECIPE.jitter > 0:
         if RECIPE.brightness > 0:
             red, green, blue = clamp(red * brightness), clamp(green * brightness), clamp(blue * brightness)
         if RECIPE.contrast > 0:
-            mean = divide(tl.sum(tl.where(inside, luma(red, green, blue), 0.0), 0), SIZE * SIZE)
+            mean = divide(tl.sum(tl.where(inside, luma(red, green, blue), 0.0), 0), SIDE * SIDE)
             red, green, blue = blend(mean, red, green, blue, contrast)
         if RECIPE.saturation > 0:
             red, green, blue = blend(luma(red, green, blue), red, green, blue, saturation)
@@ -121,8 +131,10 @@ def between(uniform, low, high):
 
 
 @triton.jit
-def resized_crop(image_at, uniform_at, batch, pixel, inside, RECIPE: tl.constexpr, SIZE: tl.constexpr):
-    """The first of ATTEMPTS boxes that fits into the image, else the whole, stretched to S × S, perhaps mirrored."""
+def resized_crop(
+    image_at, uniform_at, batch, pixel, inside, RECIPE: tl.constexpr, SIZE: tl.constexpr, SIDE: tl.constexpr
+):
+    """The first of ATTEMPTS boxes that fits into the image, else the whole, stretched to T × T, perhaps mirrored."""
     attempt = tl.arange(0, 16)
     drawn = attempt < BOXES
     areas = tl.load(uniform_at + attempt * batch, mask=drawn, other=0.5)
@@ -141,9 +153,9 @@ def resized_crop(image_at, uniform_at, batch, pixel, inside, RECIPE: tl.constexp
     height = tl.sum(tl.where(chosen, height, 0.0), 0)
     top, left = tl.floor(top * (SIZE - height + 1)), tl.floor(left * (SIZE - width + 1))
 
-    row, column = pixel // SIZE, pixel % SIZE
-    upper, lower, down = interpolation(row, top, height, SIZE)
-    near, far, across = interpolation(tl.where(flip, SIZE - 1 - column, column), left, width, SIZE)
+    row, column = pixel // SIDE, pixel % SIDE
+    upper, lower, down = interpolation(row, top, height, SIZE, SIDE)
+    near, far, across = interpolation(tl.where(flip, SIDE - 1 - column, column), left, width, SIZE, SIDE)
     red00, green00, blue00 = load_pixel(image_at, upper * SIZE + near, inside, SIZE)
     red01, green01, blue01 = load_pixel(image_at, upper * SIZE + far, inside, SIZE)
     red10, green10, blue10 = load_pixel(image_at, lower * SIZE + near, inside, SIZE)
@@ -155,9 +167,9 @@ def resized_crop(image_at, uniform_at, batch, pixel, inside, RECIPE: tl.constexp
 
 
 @triton.jit
-def interpolation(pixel, start, length, SIZE: tl.constexpr):
+def interpolation(pixel, start, length, SIZE: tl.constexpr, SIDE: tl.constexpr):
     """The two input pixels between which an output pixel lies, and the second's weight: `operations._interpolation`."""
-    step = divide(length, SIZE)
+    step = divide(length, SIDE)
     centre = start + tl.minimum(tl.maximum((pixel.to(tl.float32) + 0.5) * step - 0.5, 0.0), length - 1)
     before = tl.floor(centre)
     first = before.to(tl.int32)
@@ -249,7 +261,8 @@ def exp(x):
 def supported(images: Tensor, recipes: tuple[Recipe, Recipe]) -> bool:
     """Whether `fused_views` can make these views."""
     reachable = images.is_cuda or kernels.INTERPRETED
-    fits = images.is_contiguous() and images.shape[-2] * images.shape[-1] <= LARGEST
+    sides = {recipe.size or images.shape[-1] for recipe in recipes}
+    fits = images.is_contiguous() and len(sides) == 1 and max(sides) ** 2 <= LARGEST
     return reachable and fits and not any(recipe.blur for recipe in recipes)
 
 
@@ -262,21 +275,22 @@ def fused_views(
     *,
     warps: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Normalised random views of images[indices]: two tensors (B, 3, S, S), channels last, in `dtype`.
+    """Normalised random views of images[indices]: two tensors (B, 3, T, T), channels last, in `dtype`.
 
-    They are the halves of one tensor (2B, 3, S, S). images: uint8 (n, 3, S, S), see `supported`; indices: (B,), not
-    checked; uniforms: of each view, see `parameters.uniforms`.
+    They are the halves of one tensor (2B, 3, T, T); T is the recipes' size, or S. images: uint8 (n, 3, S, S), see
+    `supported`; indices: (B,), not checked; uniforms: of each view, see `parameters.uniforms`.
     """
     batch, size = len(indices), images.shape[-1]
     first, second = (uniform.contiguous() for uniform in uniforms)
-    shape = (2 * batch, 3, size, size)
+    side = recipes[0].size or size
+    shape = (2 * batch, 3, side, side)
     views = torch.empty(shape, dtype=dtype, device=images.device, memory_format=torch.channels_last)
     if batch:
-        pixels = triton.next_power_of_2(size * size)
+        pixels = triton.next_power_of_2(side * side)
         with torch.cuda.device_of(images):
             views_kernel[(batch, 2)](
                 images, indices.contiguous(), first, second, views, batch,
-                FIRST=recipes[0], SECOND=recipes[1], SIZE=size, PIXELS=pixels,
+                FIRST=recipes[0], SECOND=recipes[1], SIZE=size, SIDE=side, PIXELS=pixels,
                 num_warps=warps or min(max(pixels // 128, 4), 16), enable_fp_fusion=False,
             )  # fmt: skip
     return views[:batch], views[batch:]

@@ -20,10 +20,10 @@ __all__ = [
 
 
 def apply(x: Tensor, parameters: ViewParameters) -> Tensor:
-    """The views of images x (B, 3, S, S) in [0, 1] that `parameters` describe, in [0, 1] again."""
+    """The views of images x (B, 3, S, S) in [0, 1] that `parameters` describe: (B, 3, T, T) in [0, 1]."""
     p = parameters
     if p.box is not None:
-        x = resized_crop(x, *p.box)
+        x = resized_crop(x, *p.box, size=p.size)
     if p.brightness is not None:
         x = adjust_brightness(x, p.brightness)
     if p.contrast is not None:
@@ -41,35 +41,41 @@ def apply(x: Tensor, parameters: ViewParameters) -> Tensor:
     return x
 
 
-def resized_crop(x: Tensor, top: Tensor, left: Tensor, height: Tensor, width: Tensor, flip: Tensor) -> Tensor:
-    """Cut out a box, resize it to S × S (bilinear, half-pixel centres), mirror it where flip = 1.
+def resized_crop(
+    x: Tensor, top: Tensor, left: Tensor, height: Tensor, width: Tensor, flip: Tensor, *, size: int | None = None
+) -> Tensor:
+    """Cut out a box, resize it to `size` pixels a side (bilinear, half-pixel centres), mirror it where flip = 1.
 
     The box is cut out first: what lies beyond its edge has no influence.
     """
-    rows = _interpolation(top, height, torch.zeros_like(flip), x.shape[-2])
-    columns = _interpolation(left, width, flip, x.shape[-1])
+    side = size or x.shape[-1]
+    rows = _interpolation(top, height, torch.zeros_like(flip), x.shape[-2], side)
+    columns = _interpolation(left, width, flip, x.shape[-1], side)
     return _transform_axes(x, rows, columns)
 
 
-def _interpolation(start: Tensor, length: Tensor, flip: Tensor, size: int) -> Tensor:
-    """(B, S, S) matrices that stretch pixels start..start + length − 1 of a line to S pixels.
+def _interpolation(start: Tensor, length: Tensor, flip: Tensor, size: int, side: int) -> Tensor:
+    """(B, T, S) matrices that stretch pixels start..start + length − 1 of a line of S = `size` to T = `side` pixels.
 
-    Output pixel i lies at c_i = (i + ½) length/S − ½ of the box, moved to the nearest pixel centre when
+    Output pixel i lies at c_i = (i + ½) length/T − ½ of the box, moved to the nearest pixel centre when
     outside, and takes weight max(0, 1 − |start + c_i − j|) of input pixel j.
     """
     start, length, flip = start[:, None], length[:, None], flip[:, None]
-    pixels = torch.arange(size, dtype=start.dtype, device=start.device)
-    mirrored = (flip * (size - 1) - pixels).abs()  # i, or S − 1 − i
-    centres = start + torch.minimum(((mirrored + 0.5) * (length / size) - 0.5).clamp_min(0), length - 1)
-    return (1 - (centres[:, :, None] - pixels).abs()).clamp_min_(0)
+    inputs = torch.arange(size, dtype=start.dtype, device=start.device)
+    outputs = torch.arange(side, dtype=start.dtype, device=start.device)
+    mirrored = (flip * (side - 1) - outputs).abs()  # i, or T − 1 − i
+    centres = start + torch.minimum(((mirrored + 0.5) * (length / side) - 0.5).clamp_min(0), length - 1)
+    return (1 - (centres[:, :, None] - inputs).abs()).clamp_min_(0)
 
 
 def _transform_axes(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Products rows · x · columnsᵀ for each image and channel; x (B, C, S, S), rows and columns (B, S, S)."""
+    """Products rows · x · columnsᵀ for each image and channel; x (B, C, S, S), rows and columns (B, T, S)."""
     batch, channels, height, width = x.shape
     # Autocast would round pixels to bfloat16, whose steps in [½, 1] are as coarse as those of bytes.
     with torch.autocast(x.device.type, enabled=False):
-        wide = torch.bmm(x.reshape(batch, channels * height, width), columns.mT).view(x.shape)
+        wide = torch.bmm(x.reshape(batch, channels * height, width), columns.mT).view(
+            batch, channels, height, columns.shape[1]
+        )
         return torch.matmul(rows.unsqueeze(1), wide)
 
 

@@ -66,6 +66,7 @@ class ViewParameters:
     colour: Tensor | None = None  # 0: made gray, 1: kept
     blur: Tensor | None = None  # σ in pixels, NO_BLUR: none
     solarize: Tensor | None = None  # 1: solarised, 0: none
+    size: int | None = None  # side to which boxes are stretched, if not the image's
 
 
 def draw(recipe: Recipe, batch: int, size: int, generator: torch.Generator) -> ViewParameters:
@@ -87,7 +88,7 @@ def parameters(recipe: Recipe, size: int, uniform: Tensor) -> ViewParameters:
     areas, aspects, others = uniform[:ATTEMPTS], uniform[ATTEMPTS : 2 * ATTEMPTS], uniform[2 * ATTEMPTS :]
     numbers = Numbers(*others.unbind())
 
-    moves = recipe.crop_scale != (1.0, 1.0) or recipe.flip > 0
+    moves = recipe.crop_scale != (1.0, 1.0) or recipe.flip > 0 or recipe.size is not None
     jittered = numbers.jitter < recipe.jitter if recipe.jitter else None
     blurred = numbers.blur < recipe.blur if recipe.blur else None
     return ViewParameters(
@@ -99,6 +100,7 @@ def parameters(recipe: Recipe, size: int, uniform: Tensor) -> ViewParameters:
         colour=(numbers.gray >= recipe.grayscale).float() if recipe.grayscale else None,
         blur=_where(blurred, _between(numbers.sigma, *recipe.blur_sigma), NO_BLUR),
         solarize=(numbers.invert < recipe.solarize).float() if recipe.solarize else None,
+        size=recipe.size,
     )
 
 

@@ -25,6 +25,7 @@ class Recipe:
     blur: float = 0.0
     blur_sigma: tuple[float, float] = (0.1, 2.0)  # in pixels
     solarize: float = 0.0
+    size: int | None = None  # side of the view in pixels, if not the image's
 
     def __post_init__(self) -> None:
         low, high = self.crop_scale
