@@ -80,7 +80,7 @@ class ViewOptions(Options):
     grayscale: float | None = Field(None, ge=0, le=1, description="probability of grayscale")
     blur: float | None = Field(None, ge=0, le=1, description="probability of Gaussian blur")
     solarize: float | None = Field(None, ge=0, le=1, description="probability of solarisation of the second view")
-    size: int | None = Field(None, ge=1, description="side of the views in pixels; default: the images' own")
+    size: int | None = Field(None, ge=8, le=512, description="side of the views in pixels; default: the images' own")
 
 
 class HeadOptions(Options):
