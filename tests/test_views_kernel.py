@@ -139,6 +139,7 @@ def test_fused_views_of_another_side_are_the_portable_ones(name: str, side: int)
     first, second = RECIPES.get(name, (STRONG, replace(STRONG, crop_scale=(1.0, 1.0), jitter=1.0)))
     recipes = (replace(first, size=side), replace(second, size=side))
     assert_same_views(noise_images(9, 32), recipes, numbers(5, side), some_indices(5))
+    assert_same_views(noise_images(9, 72), recipes, numbers(5, side), some_indices(5))  # too large but for the views
 
 
 @needs_kernel

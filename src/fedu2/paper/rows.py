@@ -23,7 +23,7 @@ RECIPE: dict[str, Any] = {
     "optimizer.weight_decay": 5e-4,
     "optimizer.schedule": "cosine",
     "views.crop_scale": [0.2, 1.0],
-    "views.size": 24,  # as good as 32 over 16 rounds, in 0.7 of the time (docs/research.md, section 5)
+    "views.size": 24,  # for speed: a round takes 0.7 of the time that 32 does (docs/research.md, section 5)
     "views.solarize": 0.2,
 }
 
