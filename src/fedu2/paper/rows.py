@@ -15,11 +15,11 @@ __all__ = ["BESIDE", "OWN", "RECIPE", "ROWS", "TRIES", "TRY_SETTINGS", "Row"]
 
 RECIPE: dict[str, Any] = {
     "encoder": "resnet18",
-    "rounds": 50,
+    "rounds": 100,
     "local_epochs": 5,
     "batch_size": 128,
     "byol.momentum": 0.9,
-    "optimizer.lr": 0.1,
+    "optimizer.lr": 0.05,
     "optimizer.weight_decay": 5e-4,
     "optimizer.schedule": "cosine",
     "views.crop_scale": [0.2, 1.0],
