@@ -16,8 +16,7 @@ import yaml
 
 from fedu2.experiment import Experiment
 from fedu2.methods import resolve
-from fedu2.options import FUROptions
-from fedu2.paper.rows import BESIDE, OWN, RECIPE, ROWS, TRIES, TRY_SETTINGS
+from fedu2.paper.rows import BESIDE, RECIPE, ROWS, TRIES, TRY_SETTINGS
 from fedu2.registry import Registry
 
 __all__ = [
@@ -37,8 +36,6 @@ PARTICIPATION = 0.5  # that share, as in the authors' code
 
 # The scores of a record, by the names that `fedu2 evaluate` gives them, and their titles in tables.
 PROTOCOLS = {"knn": "kNN", "linear": "LP", "finetune 1 %": "FT 1 %", "finetune 10 %": "FT 10 %"}
-
-FUR_WEIGHT: float = OWN.get("fedu2", {}).get("fur.weight", FUROptions().weight)
 
 
 @dataclass(frozen=True)
@@ -131,8 +128,15 @@ HOME = "cifar10-k10-a0.1"
 FIGURE_METHODS = tuple(cell(HOME, row) for row in ("fedbyol", "feddecorr-byol", "ldawa-byol", "fedu2-byol"))
 
 
-def _lambda_cell(row: str, weight: float) -> Cell:
-    known = {FUR_WEIGHT: row, 0.0: f"{row}-without-fur"}.get(weight, "")  # a cell of other exhibits, too
+def _lambda_series(row: str) -> Series:
+    """The paper's weights, which has 0.1 where a row of ours has its own."""
+    usual = cell(HOME, row).experiment(0).fur.weight
+    weights = [share * usual for share in (0.0, 0.1, 0.5, 1.0, 2.0, 5.0)]
+    return Series(ROWS[row].title, {weight: _lambda_cell(row, weight, usual) for weight in weights})
+
+
+def _lambda_cell(row: str, weight: float, usual: float) -> Cell:
+    known = {usual: row, 0.0: f"{row}-without-fur"}.get(weight, "")  # a cell of other exhibits, too
     return cell(HOME, known) if known in ROWS else cell(HOME, row, f"-lambda{weight:g}", **{"fur.weight": weight})
 
 
@@ -142,9 +146,7 @@ def _epochs_cell(row: str, epochs: int) -> Cell:
 
 
 def _figure4() -> Exhibit:
-    weights = [share * FUR_WEIGHT for share in (0.0, 0.1, 0.5, 1.0, 2.0, 5.0)]  # the paper's, which has 0.1 for ours
-    rows = ("fedu2-byol", "fedu2-simsiam")
-    series = [Series(ROWS[row].title, {w: _lambda_cell(row, w) for w in weights}) for row in rows]
+    series = [_lambda_series(row) for row in ("fedu2-byol", "fedu2-simsiam")]
     return Exhibit("Figure 4: the weight of FUR", ("linear",), series=series, axis="λ_U")
 
 
