@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,23 @@ def test_a_page_without_records_names_what_it_waits_for(tmp_path: Path) -> None:
     for name in (*TABLES, *SWEEPS):
         waiting = _section(text, exhibits[name].title)
         assert waiting.strip() == f"No finished records yet: {'; '.join(g.title for g in groups(exhibits[name]))}."
+    tuned = ", ".join(rows.ROWS[row].title for row in rows.TRIES)
+    assert _section(text, exhibits["tuning"].title).strip() == f"Not all tries have records yet: {tuned}."
+
+
+def test_tries_are_shown_when_all_of_a_row_have_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    title, (first, second, third) = exhibits["tuning"].title, plan.tries("fedema-byol")
+    _record(tmp_path, first, scores={"knn": 36.0})
+    _record(tmp_path, second, scores={"knn": 36.5})
+    assert "|" not in _section(_page(tmp_path), title)
+    _record(tmp_path, third, scores={"knn": 38.0})
+    told = [f"`fedema.tau={tau}`" for tau in (0.7, 0.5, 0.9)]
+    row = _row(_section(_page(tmp_path), title), "FedEMA-BYOL")
+    assert row[1:] == [f"{told[0]}: **36.00**", f"{told[1]}: 36.50", f"{told[2]}: 38.00"]
+    tuned = replace(rows.ROWS["fedema-byol"], settings={**rows.ROWS["fedema-byol"].settings, "fedema.tau": 0.9})
+    monkeypatch.setitem(rows.ROWS, "fedema-byol", tuned)
+    row = _row(_section(_page(tmp_path), title), "FedEMA-BYOL")
+    assert row[1:] == [f"{told[0]}: 36.00", f"{told[1]}: 36.50", f"{told[2]}: **38.00**"]
 
 
 def test_the_page_tells_the_recipe_of_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,14 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedu2.experiment import Experiment
 from fedu2.files import shown
 from fedu2.paper.plan import HOME, PROTOCOLS, Cell, Exhibit, exhibits
 from fedu2.paper.records import Record
 from fedu2.paper.rows import RECIPE, ROWS
-from fedu2.paper.tables import Found, Group, Sheet, groups, markdown, readable, sheet
+from fedu2.paper.tables import Findings, Found, Group, Sheet, assignments, groups, markdown, readable, sheet
+from fedu2.paper.tuned import tuning_section
 
 __all__ = ["SWEEPS", "TABLES", "emphasised", "finished", "gather", "judged", "machines", "minutes", "page"]
 
@@ -30,13 +29,10 @@ TABLES = ("table1", "table2")
 SWEEPS = ("figure4", "figure5a", "figure5b")
 NAMED = ("dataset", "clients", "alpha")  # what the name of a setting tells
 
-Findings = Mapping[Cell, Found]
-"""What there is of every cell on the page."""
-
 
 def gather(results: Path) -> dict[Cell, Found]:
     """The records of all cells that the page shows; troubles name files as they lie under `results`."""
-    cells = dict.fromkeys(cell for name in (*TABLES, *SWEEPS) for cell in exhibits[name].all_cells())
+    cells = dict.fromkeys(cell for name in (*TABLES, *SWEEPS, "tuning") for cell in exhibits[name].all_cells())
     found: dict[Cell, Found] = {}
     for cell in cells:
         records, trouble = readable(cell, results)
@@ -45,8 +41,9 @@ def gather(results: Path) -> dict[Cell, Found]:
 
 
 def page(found: Findings) -> str:
-    """Everything: what is shown and how it was made, the tables, the sweeps."""
-    return "\n".join([_introduction(), *(_section(name, exhibits[name], found) for name in (*TABLES, *SWEEPS))])
+    """Everything: what is shown and how it was made, the tables, the sweeps, the tuning."""
+    shown_exhibits = [_section(name, exhibits[name], found) for name in (*TABLES, *SWEEPS)]
+    return "\n".join([_introduction(), *shown_exhibits, tuning_section(found)])
 
 
 def finished(found: Found) -> list[Record]:
@@ -78,7 +75,7 @@ What the paper shows, as measured with this program, beside what was published. 
 - `paper` is the published figure, `difference` ours less the paper's. An empty field: not measured, or not published.
 - `minutes` are those of one run, trained and judged by what the table shows and all else that its record has; the mean over its records.
 
-All methods are trained by one recipe: {_assignments(RECIPE)}. Settings and rows add to it:
+All methods are trained by one recipe: {assignments(RECIPE)}. Settings and rows add to it:
 
 {_additions()}
 All else has the default that `fedu2 train --keys` shows, and stands in every record. [The paper as experiments](paper.md) explains cells and records; recipes lie under `recipes/`, each with its commands and its time.
@@ -99,7 +96,7 @@ def _additions() -> str:
         setting = {key: value for key, value in _beyond_recipe(cell).items() if key not in row}
         for who, values in ((f"K = {cell.values['clients']}", setting), (cell.title, own)):
             if values:
-                holders.setdefault(_assignments(values), {})[who] = None
+                holders.setdefault(assignments(values), {})[who] = None
     return "".join(f"- {', '.join(who)}: {values}\n" for values, who in holders.items())
 
 
@@ -107,16 +104,6 @@ def _beyond_recipe(cell: Cell) -> dict[str, Any]:
     """Values of a cell that neither the recipe, nor a default, nor the name of its setting tells."""
     usual = Experiment.parse({**RECIPE, **{key: cell.values[key] for key in NAMED}}).flat()
     return {key: value for key, value in Experiment.parse(cell.values).flat().items() if value != usual[key]}
-
-
-def _assignments(values: Mapping[str, Any]) -> str:
-    return ", ".join(_assignment(key, value) for key, value in values.items())
-
-
-def _assignment(key: str, value: Any) -> str:
-    """As on the command line."""
-    text = yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("...\n").strip()
-    return f"`{key}={text}`"
 
 
 def _section(name: str, exhibit: Exhibit, found: Findings) -> str:

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from fedu2.errors import DataError
 from fedu2.evaluation.judge import Score
 from fedu2.paper.plan import PROTOCOLS, Cell, Exhibit, published, setting_title
 from fedu2.paper.records import Record, records_of
 
-__all__ = ["Found", "Group", "Sheet", "groups", "markdown", "measured", "readable", "sheet", "sheets", "shown_score"]
+__all__ = [
+    "Findings",
+    "Found",
+    "Group",
+    "Sheet",
+    "assignments",
+    "groups",
+    "markdown",
+    "measured",
+    "readable",
+    "sheet",
+    "sheets",
+    "shown_score",
+]
 
 
 @dataclass(frozen=True)
@@ -35,6 +51,9 @@ class Group:
 
 Found = tuple[Sequence[Record], Sequence[str]]
 """The records of a cell, and what is wrong with them."""
+
+Findings = Mapping[Cell, Found]
+"""What there is of every cell on a page."""
 
 
 def measured(records: Sequence[Record], protocol: str) -> Score:
@@ -124,3 +143,13 @@ def readable(cell: Cell, results: Path) -> tuple[list[Record], list[str]]:
 def _unfinished(record: Record) -> str:
     planned = record.content["experiment"]["rounds"]
     return f"{record.cell}, seed {record.seed}: round {record.rounds} of {planned}, not in the table"
+
+
+def assignments(values: Mapping[str, Any]) -> str:
+    """`key=value`, as on the command line."""
+    return ", ".join(_assignment(key, value) for key, value in values.items())
+
+
+def _assignment(key: str, value: Any) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("...\n").strip()
+    return f"`{key}={text}`"
