@@ -229,7 +229,8 @@ def test_images_that_changed_are_refused_on_resume(
     for name in ("north", "south"):
         _images(tmp_path / "sites" / name, 10)
     out = ["--out", str(tmp_path / "run")]
-    settings = ["dataset=folder", f"data.root={tmp_path / 'sites'}", "encoder=tiny", *SMALL]
+    open_ended = "optimizer.schedule=constant"
+    settings = ["dataset=folder", f"data.root={tmp_path / 'sites'}", "encoder=tiny", open_ended, *SMALL]
     assert main(["train", *out, *settings]) == 0
     _images(tmp_path / "sites" / "south", 12, size=(30, 30))
     code, said = _fails(capsys, "train", "--resume", *out, "rounds=2")

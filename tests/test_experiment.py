@@ -106,7 +106,7 @@ def test_any_assignment_gives_an_experiment_or_a_usage_error(text: str) -> None:
 def test_the_sample_has_defaults_of_its_own() -> None:
     small, paper = Experiment(), Experiment(dataset="cifar10")
     assert (small.encoder, small.clients, small.optimizer.lr) == ("tiny", 5, 0.06)
-    assert (paper.encoder, paper.clients, paper.optimizer.lr) == ("resnet18", 10, 0.032)
+    assert (paper.encoder, paper.clients, paper.optimizer.lr) == ("resnet18", 10, 0.05)
     assert (paper.batch_size, paper.local_epochs, paper.rounds, paper.fur.weight) == (128, 5, 100, 2.0)
     mixed = Experiment.parse({"optimizer.momentum": 0.5, "clients": 3})
     assert (mixed.optimizer.momentum, mixed.optimizer.lr, mixed.clients) == (0.5, 0.06, 3)

@@ -32,7 +32,7 @@ from fedu2.rundir import RunDirectory
 
 MINUTE = TINY | {
     "dataset": noise_images(48, 8), "data.image_size": 8, "clients": 2, "width": 2, "rounds": 2, "local_steps": 1,
-    "batch_size": 8, "views.recipe": "none", "evaluation.every": 0,
+    "batch_size": 8, "views.recipe": "none", "evaluation.every": 0, "optimizer.schedule": "constant",
 }  # fmt: skip
 
 
@@ -377,3 +377,9 @@ def test_ctrl_c_many_times_is_one_line(tmp_path: Path) -> None:
         said = process.communicate()[1]
     assert process.returncode == 130, said
     assert said == f"fedu2: interrupted; continue with: fedu2 train --resume --out {out}\n"
+
+
+def test_a_run_whose_schedule_has_an_end_is_not_prolonged(tmp_path: Path) -> None:
+    run = fedu2.train(_minute(optimizer__schedule="cosine"), tmp_path / "run").path
+    with pytest.raises(UsageError, match=r"rounds was 2 and is now 3; its schedules end with the last round"):
+        _go_on(run)

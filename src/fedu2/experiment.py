@@ -53,8 +53,7 @@ SAMPLE_DEFAULTS: dict[str, Any] = {
     "rounds": 10,
     "local_epochs": 2,
     "batch_size": 64,
-    "optimizer": {"lr": 0.06},
-    "byol": {"momentum": 0.9},
+    "optimizer": {"lr": 0.06, "weight_decay": 1e-4, "schedule": "constant"},
     "views": {"crop_scale": (0.35, 1.0)},
     "evaluation": {"every": 2},
 }

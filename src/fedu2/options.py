@@ -99,7 +99,7 @@ class SimCLROptions(Options):
 class BYOLOptions(Options):
     """The target network θ' ← m θ' + (1 − m) θ, moved after every step."""
 
-    momentum: float = Field(0.99, ge=0, le=1, description="m of the target network")
+    momentum: float = Field(0.9, ge=0, le=1, description="m of the target network")
     momentum_schedule: Literal["constant", "cosine"] = Field(
         "constant", description="cosine: m rises to 1 over the rounds, as in the BYOL paper"
     )
@@ -113,13 +113,16 @@ class OptimizerOptions(Options):
     """The clients' local optimizer; its state starts afresh in every round."""
 
     name: Literal["sgd", "adam", "adamw"] = Field("sgd", description="its state starts afresh in every round")
-    lr: float = Field(0.032, gt=0, le=1e30, description="learning rate")
+    lr: float = Field(0.05, gt=0, le=1e30, description="learning rate")
     momentum: float = Field(0.9, ge=0, lt=1, description="sgd only")
-    weight_decay: float = Field(1e-4, ge=0, description="on all parameters")
+    weight_decay: float = Field(5e-4, ge=0, description="on all parameters")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
         (0.9, 0.999), description="adam and adamw only"
     )
-    schedule: Literal["constant", "cosine"] = Field("constant", description="of the learning rate over rounds")
+    schedule: Literal["constant", "cosine"] = Field(
+        "cosine",
+        description="of the learning rate over rounds; constant: a run can be prolonged",
+    )
 
 
 class FUROptions(Options):

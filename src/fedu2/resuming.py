@@ -39,7 +39,8 @@ def check_keys(experiment: Experiment, begun: Mapping[str, Any], run: Path) -> N
     if changed:
         shown = ", ".join(f"{key} was {begun.get(key)} and is now {ours[key]}" for key in changed[:3])
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        raise UsageError(f"the run in {run} has another configuration: {shown}{more}")
+        why = "; its schedules end with the last round, so that it cannot be prolonged" if "rounds" in changed else ""
+        raise UsageError(f"the run in {run} has another configuration: {shown}{more}{why}")
 
 
 def open_ended(experiment: Experiment) -> bool:
