@@ -31,6 +31,7 @@ RECIPE: dict[str, Any] = {
 # What rows were tuned to, where that is not their default.
 OWN: dict[str, dict[str, Any]] = {
     "fedsimclr": {"simclr.temperature": 0.1},
+    "feddecorr-simsiam": {"feddecorr.weight": 0.01},
     "feddecorr-byol": {"feddecorr.weight": 0.01},
 }
 MARGIN = 1.0  # points of kNN by which a try must beat the default: one seed cannot tell less
