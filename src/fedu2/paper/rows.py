@@ -33,6 +33,7 @@ OWN: dict[str, dict[str, Any]] = {
     "fedsimclr": {"simclr.temperature": 0.1},
     "feddecorr-simsiam": {"feddecorr.weight": 0.01},
     "feddecorr-byol": {"feddecorr.weight": 0.01},
+    "fedx-byol": {"fedx.temperature": 0.5, "fedx.target_temperature": 0.5},
 }
 MARGIN = 1.0  # points of kNN by which a try must beat the default: one seed cannot tell less
 OBJECTIVES = {"simclr": "fedsimclr", "alignuniform": "fedalignuniform"}  # the row that is tuned for all others with it
