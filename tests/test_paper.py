@@ -137,15 +137,17 @@ def test_all_rows_with_something_of_their_own_were_tried() -> None:
 
 
 @pytest.mark.parametrize("ablation", [row for row in rows.ROWS if "-without-" in row])
-def test_ablations_have_what_the_whole_was_tuned_to(ablation: str) -> None:
+def test_ablations_have_what_the_whole_was_tuned_to(ablation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, part = rows.ROWS["fedu2-byol"].settings, rows.ROWS[ablation].settings
     assert {key for key in {**whole, **part} if whole.get(key) != part.get(key)} in ({"fur.weight"}, {"aggregator"})
+    monkeypatch.setitem(rows.OWN, "fedu2-byol", {"fur.temperature": 0.7})
+    assert rows._row(ablation, "", "fedu2", "byol")[1].settings["fur.temperature"] == 0.7
 
 
 def test_rows_with_an_objective_share_what_that_was_tuned_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(rows.OWN, "fedsimclr", {"simclr.temperature": 0.2})
-    assert rows._row("", "fedu2", "simclr", "fedu2-simclr").settings["simclr.temperature"] == 0.2
-    assert "simclr.temperature" not in rows._row("", "fedu2", "byol", "fedu2-byol").settings
+    assert rows._row("fedu2-simclr", "", "fedu2", "simclr")[1].settings["simclr.temperature"] == 0.2
+    assert "simclr.temperature" not in rows._row("fedu2-byol", "", "fedu2", "byol")[1].settings
 
 
 @pytest.mark.parametrize("row", rows.TRIES)

@@ -56,33 +56,36 @@ class Row:
     settings: Mapping[str, Any]
 
 
-def _row(title: str, method: str, objective: str, tuned: str = "", **settings: Any) -> Row:
-    """`tuned` is the row whose tries hold for this one."""
-    shared = OWN.get(OBJECTIVES.get(objective, ""), {})
-    return Row(title, {"method": method, "objective": objective, **shared, **OWN.get(tuned, {}), **settings})
+def _row(name: str, title: str, method: str, objective: str, **settings: Any) -> tuple[str, Row]:
+    """With what was tuned for its objective and for itself; an ablation has what the whole was tuned to."""
+    shared, own = OBJECTIVES.get(objective, ""), name.partition("-without-")[0]
+    tuned = {**OWN.get(shared, {}), **OWN.get(own, {})}
+    return name, Row(title, {"method": method, "objective": objective, **tuned, **settings})
 
 
-ROWS: dict[str, Row] = {
-    "fedsimsiam": _row("FedSimSiam", "fedsimsiam", "simsiam"),
-    "feddecorr-simsiam": _row("FedDecorr-SimSiam", "feddecorr", "simsiam", "feddecorr-simsiam"),
-    "fedu2-simsiam": _row("FedU²-SimSiam", "fedu2", "simsiam", "fedu2-simsiam"),
-    "fedsimclr": _row("FedSimCLR", "fedsimclr", "simclr"),
-    "ldawa-simclr": _row("L-DAWA-SimCLR", "ldawa", "simclr", "ldawa-simclr"),
-    "fedx-simclr": _row("FedX-SimCLR", "fedx", "simclr", "fedx-simclr"),
-    "fedu2-simclr": _row("FedU²-SimCLR", "fedu2", "simclr", "fedu2-simclr"),
-    "fedbyol": _row("FedBYOL", "fedbyol", "byol"),
-    "fedu-byol": _row("FedU-BYOL", "fedu", "byol", "fedu-byol"),
-    "fedema-byol": _row("FedEMA-BYOL", "fedema", "byol", "fedema-byol"),
-    "feddecorr-byol": _row("FedDecorr-BYOL", "feddecorr", "byol", "feddecorr-byol"),
-    "ldawa-byol": _row("L-DAWA-BYOL", "ldawa", "byol", "ldawa-byol"),
-    "fedx-byol": _row("FedX-BYOL", "fedx", "byol", "fedx-byol"),
-    "orchestra": _row("Orchestra", "orchestra", "orchestra", "orchestra"),
-    "fedu2-byol-without-fur": _row("FedU²-BYOL without FUR", "fedu2", "byol", "fedu2-byol", **{"fur.weight": 0}),
-    "fedu2-byol-without-eua": _row("FedU²-BYOL without EUA", "fedu2", "byol", "fedu2-byol", aggregator="fedavg"),
-    "fedu2-byol": _row("FedU²-BYOL", "fedu2", "byol", "fedu2-byol"),
-    "fedalignuniform": _row("FedAlignUniform", "fedalignuniform", "alignuniform"),
-    "ssd": _row("SSD", "ssd", "alignuniform", "ssd"),
-}
+ROWS: dict[str, Row] = dict(
+    [
+        _row("fedsimsiam", "FedSimSiam", "fedsimsiam", "simsiam"),
+        _row("feddecorr-simsiam", "FedDecorr-SimSiam", "feddecorr", "simsiam"),
+        _row("fedu2-simsiam", "FedU²-SimSiam", "fedu2", "simsiam"),
+        _row("fedsimclr", "FedSimCLR", "fedsimclr", "simclr"),
+        _row("ldawa-simclr", "L-DAWA-SimCLR", "ldawa", "simclr"),
+        _row("fedx-simclr", "FedX-SimCLR", "fedx", "simclr"),
+        _row("fedu2-simclr", "FedU²-SimCLR", "fedu2", "simclr"),
+        _row("fedbyol", "FedBYOL", "fedbyol", "byol"),
+        _row("fedu-byol", "FedU-BYOL", "fedu", "byol"),
+        _row("fedema-byol", "FedEMA-BYOL", "fedema", "byol"),
+        _row("feddecorr-byol", "FedDecorr-BYOL", "feddecorr", "byol"),
+        _row("ldawa-byol", "L-DAWA-BYOL", "ldawa", "byol"),
+        _row("fedx-byol", "FedX-BYOL", "fedx", "byol"),
+        _row("orchestra", "Orchestra", "orchestra", "orchestra"),
+        _row("fedu2-byol-without-fur", "FedU²-BYOL without FUR", "fedu2", "byol", **{"fur.weight": 0}),
+        _row("fedu2-byol-without-eua", "FedU²-BYOL without EUA", "fedu2", "byol", aggregator="fedavg"),
+        _row("fedu2-byol", "FedU²-BYOL", "fedu2", "byol"),
+        _row("fedalignuniform", "FedAlignUniform", "fedalignuniform", "alignuniform"),
+        _row("ssd", "SSD", "ssd", "alignuniform"),
+    ]
+)
 BESIDE = ("fedalignuniform", "ssd")  # not in the paper
 
 _DECORRELATION = [{"feddecorr.weight": value} for value in (0.1, 0.01, 1.0)]
