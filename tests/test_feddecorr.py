@@ -153,7 +153,7 @@ def test_the_term_is_the_sum_over_views_and_the_log_their_mean(output: str, scal
     features, projections = (_mixed(8, 6), _mixed(8, 6, seed=1)), (_mixed(8, 3), _mixed(8, 3, seed=1))
     outcome = Outcome(torch.zeros(()), features, projections)
     options = FedDecorrOptions(weight=0.3, scaling=scaling, output=output)
-    term, logged = Decorrelation(options)(outcome, torch.Generator())
+    term, logged = Decorrelation(options)(outcome, torch.Generator(), torch.zeros(()))
     values = [_expected(x, scaling) for x in (projections if output == "projector" else features)]
     assert term.item() == pytest.approx(0.3 * sum(values), rel=1e-4)
     assert logged["feddecorr.loss"].item() == pytest.approx(sum(values) / 2, rel=1e-4)

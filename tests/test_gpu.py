@@ -132,9 +132,9 @@ def test_clients_smaller_than_a_batch(caplog: pytest.LogCaptureFixture, monkeypa
 
 
 def test_a_schedule_reaches_the_captured_step(caplog: pytest.LogCaptureFixture) -> None:
-    """Learning rate and BYOL's momentum change from round to round; so must what is replayed."""
-    schedules = ("byol.momentum_schedule=cosine", "optimizer.schedule=cosine")
-    settings = ("precision=float32", "byol.momentum=0.5", "rounds=3", *schedules)
+    """Learning rate, BYOL's momentum and FUR's weight change from round to round; so must what is replayed."""
+    schedules = ("byol.momentum_schedule=cosine", "optimizer.schedule=cosine", "fur.schedule=cosine")
+    settings = ("method=fedu2", "precision=float32", "byol.momentum=0.5", "rounds=3", *schedules)
     with caplog.at_level(logging.WARNING, "fedu2"):
         ours, plain = _replies(_experiment(*settings), rounds=3), _replies(_experiment(*settings, *PLAIN), rounds=3)
     assert _gap(ours, plain) <= 1e-4

@@ -17,7 +17,7 @@ from fedu2.methods import methods
 from fedu2.objectives import Outcome
 from fedu2.options import FUROptions
 from fedu2.regularizers import fur, sphere_points
-from fedu2.regularizers.term import FUR
+from fedu2.regularizers.term import FUR, weight_at
 from fedu2.seeds import generator
 from fedu2.views import RECIPES, two_views
 from toy import colours, play
@@ -180,7 +180,31 @@ def test_fur_acts_on_the_chosen_output() -> None:
     outcome = Outcome(torch.zeros(()), (torch.randn(8, 5),) * 2, (torch.randn(8, 3),) * 2)
     for output, views in (("encoder", outcome.features), ("projector", outcome.projections)):
         options = FUROptions(output=output, weight=0.5)
-        term, logged = FUR(options)(outcome, torch.Generator().manual_seed(0))
+        term, logged = FUR(options)(outcome, torch.Generator().manual_seed(0), torch.zeros(()))
         expected = fur(torch.stack(views), torch.Generator().manual_seed(0), options)
         assert torch.allclose(term, 0.5 * expected.loss.sum())
         assert torch.allclose(logged["fur.mass"], expected.mass.mean())
+
+
+@pytest.mark.parametrize(("schedule", "factors"), [("constant", [1, 1, 1]), ("cosine", [1, 0.5, 0.25])])
+def test_the_weight_of_fur_can_fall_over_rounds(schedule: str, factors: list[float]) -> None:
+    outcome = Outcome(torch.zeros(()), (torch.randn(8, 5),) * 2, (torch.randn(8, 3),) * 2)
+    options = FUROptions(weight=2.0, schedule=schedule)
+    expected = fur(torch.stack(outcome.projections), torch.Generator().manual_seed(0), options).loss.sum()
+    for progress, factor in zip((0.0, 0.5, 2 / 3), factors, strict=True):
+        term, _ = FUR(options)(outcome, torch.Generator().manual_seed(0), torch.tensor(progress))
+        assert torch.allclose(term, 2 * factor * expected)
+
+
+def test_a_round_tells_fur_how_far_the_run_is() -> None:
+    """Two rounds of one client: by its cosine the weight is λ_U in the first, and half of it in the second."""
+    images, shares = colours((4, RED))
+    settings = {"objective": "toy", "rounds": 2}
+    seen: list[float] = []
+
+    def watching(outcome: Outcome, generator: torch.Generator, progress: torch.Tensor) -> tuple[torch.Tensor, dict]:
+        seen.append(float(weight_at(FUROptions(weight=2.0, schedule="cosine"), progress)))
+        return outcome.loss.new_zeros(()), {}
+
+    play(replace(_method("fedu2", **settings), regularizers=(watching,)), images, shares, rounds=2)
+    assert sorted(set(seen), reverse=True) == pytest.approx([2.0, 1.0])

@@ -129,6 +129,7 @@ class FUROptions(Options):
     """Flexible uniform regulariser: unbalanced transport toward random points on the sphere."""
 
     weight: float = Field(2.0, ge=0, description="λ_U, in the units of the gradient; 0 switches FUR off")
+    schedule: Literal["constant", "cosine"] = Field("constant", description="cosine: λ_U falls to 0 over the rounds")
     form: Literal["cosine", "literal"] = Field(
         "cosine",
         description="cosine: unit masses, cost 1 − ⟨z, s⟩, moves mass; literal: as printed, moves none",

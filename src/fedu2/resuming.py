@@ -45,4 +45,5 @@ def check_keys(experiment: Experiment, begun: Mapping[str, Any], run: Path) -> N
 
 def open_ended(experiment: Experiment) -> bool:
     """Whether the number of rounds has no influence on any single round."""
-    return experiment.optimizer.schedule == "constant" and experiment.byol.momentum_schedule == "constant"
+    schedules = experiment.optimizer.schedule, experiment.byol.momentum_schedule, experiment.fur.schedule
+    return all(schedule == "constant" for schedule in schedules)

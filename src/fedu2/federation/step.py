@@ -43,6 +43,7 @@ class Step:
         self.optimizer = make_optimizer([model.trained], experiment.optimizer, on_gpu=images.is_cuda)
         self.half = HalfWeights(model) if images.is_cuda and engine.precision == torch.bfloat16 else None
         self.progress = 0.0
+        self.progress_there = torch.zeros((), device=images.device)  # the same, for captured steps
         self.names: tuple[str, ...] = ()  # of the terms, known after the first step
         # Both views in one pass: half the kernels, and enough work in each for a large GPU.
         self.learner.paired = engine.fused and _keeps_views_apart(self.learner)
@@ -56,6 +57,7 @@ class Step:
         """A client's first step comes next: its own noise and learning rate, and an optimizer without a past."""
         self.noise.manual_seed(derive(self.method.experiment.seed, "noise", task.round, task.client))
         self.progress = task.progress
+        self.progress_there.fill_(task.progress)
         self.learner.train()
         restart(self.optimizer, task.lr)
 
@@ -71,7 +73,7 @@ class Step:
                 training_views(self.images, row, self.recipes, self.noise, fused=engine.fused, dtype=dtype)
                 for row in indices
             ]
-            batch = Batch(*views, other=others[0][0] if others else None)
+            batch = Batch(*views, others[0][0] if others else None, self.progress_there)
             with torch.autocast(self.images.device.type, torch.bfloat16, enabled=engine.precision == torch.bfloat16):
                 loss, terms = self.method.loss(self.learner, batch, self.noise)
             backward(loss, self.model, self.gradients, self.half)

@@ -46,8 +46,10 @@ Learner = FlatModel[Objective]
 class Regularizer(Protocol):
     """A term ℓ_u that is added to the objective's loss."""
 
-    def __call__(self, outcome: Outcome, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
-        """The weighted term, and what to log (scalars)."""
+    def __call__(
+        self, outcome: Outcome, generator: torch.Generator, progress: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The weighted term, and what to log (scalars). progress: `Batch.progress`, for weights that change."""
         ...
 
 
@@ -67,11 +69,13 @@ class Batch:
     """What a client trains on in one step: two views (N, 3, S, S) of the same images.
 
     other: a view of N other images of the client, drawn at random, for methods that want them.
+    progress: share of rounds that are over, (), in [0, 1); on the device, where a captured step finds the current one.
     """
 
     view1: Tensor
     view2: Tensor
     other: Tensor | None = None
+    progress: Tensor = field(default_factory=lambda: torch.zeros(()))
 
 
 @dataclass(frozen=True)
@@ -171,7 +175,7 @@ class Method:
         outcome = self.outcome(learner, batch, generator)
         total, terms = outcome.loss, {"align": outcome.loss.detach(), **outcome.terms}
         for regularizer in self.regularizers:
-            term, logged = regularizer(outcome, generator)
+            term, logged = regularizer(outcome, generator, batch.progress)
             total = total + term
             terms.update(logged)
         if weight := self.experiment.rotation.weight:

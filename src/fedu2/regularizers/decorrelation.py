@@ -47,7 +47,9 @@ class Decorrelation:
 
     options: FedDecorrOptions
 
-    def __call__(self, outcome: Outcome, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+    def __call__(
+        self, outcome: Outcome, generator: torch.Generator, progress: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """The weighted term; logged is the mean of L over the two views."""
         views = outcome.projections if self.options.output == "projector" else outcome.features
         loss = decorrelation(torch.stack(views), self.options.scaling)  # (2,)

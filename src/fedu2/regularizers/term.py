@@ -11,7 +11,7 @@ from fedu2.objectives import Outcome
 from fedu2.options import FUROptions
 from fedu2.regularizers.fur import fur
 
-__all__ = ["FUR"]
+__all__ = ["FUR", "weight_at"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,9 @@ class FUR:
 
     options: FUROptions
 
-    def __call__(self, outcome: Outcome, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+    def __call__(
+        self, outcome: Outcome, generator: torch.Generator, progress: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """The weighted term; logged are the mean over the two views of ℓ_u, the matched mass and the solver's gap."""
         views = outcome.projections if self.options.output == "projector" else outcome.features
         result = fur(torch.stack(views), generator, self.options)  # (2,) each
@@ -29,4 +31,11 @@ class FUR:
             "fur.mass": result.mass.mean(),
             "fur.gap": result.gap.mean(),
         }
-        return self.options.weight * result.loss.sum(), logged
+        return weight_at(self.options, progress) * result.loss.sum(), logged
+
+
+def weight_at(options: FUROptions, progress: Tensor) -> float | Tensor:
+    """λ_U: constant, or λ_U · ½(1 + cos(π·progress)), which falls to 0 over the rounds, as the learning rate may."""
+    if options.schedule == "constant":
+        return options.weight
+    return options.weight * (1 + torch.cos(torch.pi * progress)) / 2
