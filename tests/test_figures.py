@@ -18,16 +18,20 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tools import pictures
 
 import fedu2
 from fedu2.cli import main
 from fedu2.data import load_dataset
 from fedu2.errors import DataError, TrainingError, UsageError
+from fedu2.evaluation.collapse import effective_rank
 from fedu2.evaluation.monitor import extract
+from fedu2.evaluation.similarity import linear_cka
 from fedu2.experiment import Experiment
 from fedu2.federation.local import LocalBackend
 from fedu2.methods import build
 from fedu2.models.flat import FlatModel
+from fedu2.paper import plan
 from fedu2.report import snapshot as snapshots
 from fedu2.report.draw import Drawing, drawings, save, svg
 from fedu2.report.figures import ORDER, Point, eua, figures, sweep, tsne
@@ -507,3 +511,18 @@ def test_runs_of_one_directory_name_are_told_apart(runs: dict[str, fedu2.Run], t
         "FedU²-BYOL (one/a)",
         "FedU²-BYOL (two/a)",
     ]
+
+
+def test_the_numbers_of_a_picture_are_those_of_its_snapshot(runs: dict[str, fedu2.Run]) -> None:
+    run = runs["partial"]
+    taken = snapshot(run)
+    found = pictures.numbers(plan.cell(plan.HOME, "fedu2-byol"), run)
+    assert found["round"] == found["rounds"] == run.experiment.rounds
+    assert found["clients"] == list(taken.clients)
+    assert found["effective_rank"]["global"] == pytest.approx(effective_rank(taken.features), rel=1e-3)
+    assert len(found["effective_rank"]["local"]) == len(found["spectrum"]["local"]) == len(taken.clients) == 6
+    alike = [linear_cka(taken.features, local) for local in taken.local]
+    assert found["linear_cka_to_global"] == pytest.approx(alike, rel=1e-3)
+    values = found["spectrum"]["global"]
+    assert values == sorted(values, reverse=True)
+    assert len(values) == min(pictures.TOP, taken.features.shape[1])

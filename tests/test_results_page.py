@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tools import publish
+from tools import pictures, publish
 
 from fedu2.cli import main
 from fedu2.errors import UsageError
@@ -245,6 +245,27 @@ def test_a_headline_without_records_is_a_sentence(tmp_path: Path) -> None:
     assert text.startswith("There is no finished record of CIFAR-10, K = 10, α = 0.1 yet; ")
     assert text.count("\n") == 1
     assert "(docs/results.md)" in text
+
+
+def test_pictures_are_described_by_their_numbers(tmp_path: Path) -> None:
+    assert publish.pictures(tmp_path) == ""  # where nothing was drawn
+    shown = [
+        {
+            "cell": f"{HOME}/{row}",
+            "round": 50,
+            "rounds": 100,
+            "effective_rank": {"global": rank, "local": [rank - 20, rank - 10]},
+            "linear_cka_to_global": [alike, alike + 0.1],
+        }
+        for row, rank, alike in (("fedbyol", 200.0, 0.7), ("fedu2-byol", 300.0, 0.8))
+    ]
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "pictures.json").write_text(json.dumps(shown))
+    text = publish.pictures(tmp_path)
+    assert "in round 50 of 100." in text
+    assert "200 and 185 (FedBYOL); 300 and 285 (FedU²-BYOL)" in text
+    assert "0.75 (FedBYOL); 0.85 (FedU²-BYOL)" in text
+    assert re.findall(r"\]\((.*?)\)", text) == [f"docs/figures/paper-{name}.png" for name in pictures.FIGURES]
 
 
 @pytest.mark.parametrize("text", ["", publish.BEGIN, f"{publish.END} {publish.BEGIN}", f"{publish.BEGIN * 2}"])

@@ -31,9 +31,9 @@ def main(root: str = "runs") -> None:
     """Two runs side by side, and those figures that look different with many clients."""
     runs = {name: _run(Path(root) / name, settings) for name, settings in SETTINGS.items()}
     for name, drawing in drawings([runs["fedu2"], runs["fedbyol"]]).items():
-        _keep(drawing, PICTURES / f"{name}.png")
+        keep(drawing, PICTURES / f"{name}.png")
     for name, drawing in drawings([runs["devices"]], ["eua", "partition"]).items():
-        _keep(drawing, PICTURES / f"{name}-100.png")
+        keep(drawing, PICTURES / f"{name}-100.png")
 
 
 def _run(path: Path, settings: list[str]) -> fedu2.Run:
@@ -42,7 +42,7 @@ def _run(path: Path, settings: list[str]) -> fedu2.Run:
     return fedu2.train(fedu2.Experiment.parse({}, settings), path, resume=(path / "config.yaml").exists())
 
 
-def _keep(drawing: Drawing, target: Path) -> None:
+def keep(drawing: Drawing, target: Path) -> None:
     """A small file: fewer pixels than `fedu2 figures` writes, and 256 colours."""
     with tempfile.TemporaryDirectory() as folder:
         large = Path(folder) / "figure.png"

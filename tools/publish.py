@@ -6,8 +6,10 @@ written here are left alone.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 
 import yaml
 
@@ -48,7 +50,7 @@ def rendered(root: Path) -> dict[Path, str]:
     readme = root / "README.md"
     return {
         root / "docs" / "results.md": page(found),
-        readme: with_block(readme.read_text(encoding="utf-8"), headline(found)),
+        readme: with_block(readme.read_text(encoding="utf-8"), headline(found) + pictures(root)),
         **{root / name: text for name, text in recipes(found).items()},
     }
 
@@ -79,6 +81,28 @@ def headline(found: Mapping[Cell, Found]) -> str:
     return (
         f"{setting_title(HOME)}, accuracy in percent: ours, as far as there are records, beside the paper's; the best "
         f"of ours in bold.{where} [All results](docs/results.md).\n\n" + markdown(emphasised(Sheet("", header, known)))
+    )
+
+
+def pictures(root: Path) -> str:
+    """What `tools/pictures.py` drew, with what its numbers say; nothing where there are none."""
+    path = root / "results" / "pictures.json"
+    if not path.exists():
+        return ""
+    shown = json.loads(path.read_text(encoding="utf-8"))
+    titles = [ROWS[each["cell"].rpartition("/")[2]].title for each in shown]
+    when = {f"round {each['round']} of {each['rounds']}" for each in shown}
+    ranks = [(each["effective_rank"]["global"], mean(each["effective_rank"]["local"])) for each in shown]
+    alike = [mean(each["linear_cka_to_global"]) for each in shown]
+    uniform = [f"{a:.0f} and {b:.0f} ({title})" for title, (a, b) in zip(titles, ranks, strict=True)]
+    unified = [f"{value:.2f} ({title})" for title, value in zip(titles, alike, strict=True)]
+    return (
+        f"\nUniform? The spectrum of representations of test images, in {' and '.join(sorted(when))}. Effective ranks, "
+        f"of the global model and of local models in the mean: {'; '.join(uniform)}.\n\n"
+        f"![Singular values of representations, global and local](docs/figures/paper-spectrum.png)\n\n"
+        "Unified? The same images by the global model (circles) and by local models (crosses) after one more round of "
+        f"local training. Their mean linear CKA to the global model: {'; '.join(unified)}.\n\n"
+        "![t-SNE of global and local representations](docs/figures/paper-tsne.png)\n"
     )
 
 

@@ -1,0 +1,75 @@
+"""Draw the README's pictures: python -m tools.pictures RUNS
+
+RUNS is where `fedu2 paper run` trained the cells of figures 1 and 3; those of its rows that are there are drawn, each
+at its last checkpoint. What the pictures show is written down as numbers, too, in results/pictures.json, from which
+`tools/publish.py` takes the words around them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tools.gallery import keep
+
+from fedu2 import Run
+from fedu2.errors import UsageError
+from fedu2.evaluation.collapse import effective_rank, spectrum
+from fedu2.evaluation.similarity import linear_cka
+from fedu2.files import write_atomically
+from fedu2.paper.campaign import Campaign
+from fedu2.paper.plan import FIGURE_METHODS, Cell
+from fedu2.paper.records import check_cell
+from fedu2.report.draw import drawings
+from fedu2.report.snapshot import snapshot
+
+ROOT = Path(__file__).parents[1]
+FIGURES = ("spectrum", "tsne")
+TOP = 100  # singular values written down
+
+
+def main(runs: str, root: Path = ROOT) -> None:
+    """Two pictures, and their numbers."""
+    campaign = Campaign(Path(runs), Path())
+    begun = {cell: run for cell in FIGURE_METHODS if (run := campaign.run_of(cell, 0)).path.exists()}
+    if not begun:
+        raise UsageError(f"{runs} has no runs of {', '.join(cell.name for cell in FIGURE_METHODS)}")
+    for cell, run in begun.items():
+        check_cell(cell, run.experiment)
+    written = [numbers(cell, run) for cell, run in begun.items()]
+    write_atomically(root / "results" / "pictures.json", json.dumps(written, indent=1) + "\n")
+    shown = drawings(list(begun.values()), FIGURES, labels=[cell.title for cell in begun])
+    for name, drawing in shown.items():
+        keep(drawing, root / "docs" / "figures" / f"paper-{name}.png")
+
+
+def numbers(cell: Cell, run: Run) -> dict[str, Any]:
+    """How uniform and how unified the representations are: spectra and ranks, and each local model's likeness."""
+    taken = snapshot(run)
+    return {
+        "cell": cell.name,
+        "seed": run.experiment.seed,
+        "round": taken.round,
+        "rounds": run.experiment.rounds,
+        "images": len(taken.features),
+        "clients": list(taken.clients),
+        "effective_rank": {
+            "global": _digits(effective_rank(taken.features)),
+            "local": [_digits(effective_rank(features)) for features in taken.local],
+        },
+        "linear_cka_to_global": [_digits(linear_cka(taken.features, features)) for features in taken.local],
+        "spectrum": {
+            "global": [_digits(value) for value in spectrum(taken.features)[:TOP].tolist()],
+            "local": [[_digits(value) for value in spectrum(features)[:TOP].tolist()] for features in taken.local],
+        },
+    }
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
