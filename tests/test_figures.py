@@ -516,7 +516,8 @@ def test_runs_of_one_directory_name_are_told_apart(runs: dict[str, fedu2.Run], t
 def test_the_numbers_of_a_picture_are_those_of_its_snapshot(runs: dict[str, fedu2.Run]) -> None:
     run = runs["partial"]
     taken = snapshot(run)
-    found = pictures.numbers(plan.cell(plan.HOME, "fedu2-byol"), run)
+    found = pictures.numbers(plan.cell(plan.HOME, "fedu2-byol"), run, "0123")
+    assert found["commit"] == "0123"
     assert found["round"] == found["rounds"] == run.experiment.rounds
     assert found["clients"] == list(taken.clients)
     assert found["effective_rank"]["global"] == pytest.approx(effective_rank(taken.features), rel=1e-3)

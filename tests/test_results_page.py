@@ -254,6 +254,7 @@ def test_pictures_are_described_by_their_numbers(tmp_path: Path) -> None:
             "cell": f"{HOME}/{row}",
             "round": 50,
             "rounds": 100,
+            "images": 2000,
             "effective_rank": {"global": rank, "local": [rank - 20, rank - 10]},
             "linear_cka_to_global": [alike, alike + 0.1],
         }
@@ -262,7 +263,7 @@ def test_pictures_are_described_by_their_numbers(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "pictures.json").write_text(json.dumps(shown))
     text = publish.pictures(tmp_path)
-    assert "in round 50 of 100." in text
+    assert "2000 test images in round 50 of 100," in text
     assert "200 and 185 (FedBYOL); 300 and 285 (FedU²-BYOL)" in text
     assert "0.75 (FedBYOL); 0.85 (FedU²-BYOL)" in text
     assert re.findall(r"\]\((.*?)\)", text) == [f"docs/figures/paper-{name}.png" for name in pictures.FIGURES]

@@ -27,7 +27,7 @@ def _study(folder: Path, plan: dict) -> tuple[Path, Path, Path]:
     return folder / "study.yaml", folder / "runs", folder / "record.json"
 
 
-def test_a_study_trains_and_judges_its_variants_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_trains_and_judges_its_variants_once(tmp_path: Path) -> None:
     places = _study(tmp_path, PLAN)
     study.main([*map(str, places), "--commit", "0123", "evaluation.every=1"])
     first = json.loads(places[2].read_text())
@@ -39,10 +39,24 @@ def test_a_study_trains_and_judges_its_variants_once(tmp_path: Path, capsys: pyt
         assert [round_["round"] for round_ in each["history"]] == [0, 1, 2]
         assert "data.root" not in each["config"]
     assert [each["config"]["fur.schedule"] for each in first] == ["constant", "cosine"]
-    assert capsys.readouterr().out.count("== ") == 2
+    made = _files(places[1])
     study.main([*map(str, places), "--commit", "0123", "evaluation.every=1"])
     assert json.loads(places[2].read_text()) == first
-    assert "== " not in capsys.readouterr().out  # nothing was trained again
+    assert _files(places[1]) == made  # nothing was trained or judged again
+
+
+def test_a_run_of_another_experiment_is_not_taken(tmp_path: Path) -> None:
+    plan = {**PLAN, "variants": {"plain": {"method": "fedbyol"}}, "protocols": ["knn"]}
+    study.main([*map(str, _study(tmp_path, plan))])
+    plan["variants"] = {"plain": {"method": "fedbyol", "batch_size": 16}}
+    with pytest.raises(UsageError, match="has another configuration: batch_size was 32 and is now 16"):
+        study.main([*map(str, _study(tmp_path, plan))])
+
+
+def _files(runs: Path) -> dict[Path, bytes]:
+    """Metrics and scores; checkpoints by their manifests."""
+    names = ("metrics.jsonl", "evaluation.json", "manifest.json")
+    return {path: path.read_bytes() for name in names for path in runs.rglob(name)}
 
 
 def test_a_study_does_not_see_test_images(tmp_path: Path) -> None:
@@ -51,7 +65,24 @@ def test_a_study_does_not_see_test_images(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("setting", ["optimizer.lr=1", "seed=1"])
-def test_settings_that_change_results_belong_into_the_study(tmp_path: Path, setting: str) -> None:
-    with pytest.raises(UsageError, match="belongs into the study"):
+@pytest.mark.parametrize("setting", ["optimizer.lr=1", "seed=1", "precision=bfloat16", "evaluation.k=1"])
+def test_settings_that_change_results_belong_in_the_study(tmp_path: Path, setting: str) -> None:
+    with pytest.raises(UsageError, match="belongs in the study"):
         study.main([*map(str, _study(tmp_path, PLAN)), setting])
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"protocols": ["knnn"]}, "unknown protocol 'knnn'"),
+        ({"protocols": "knn"}, "a list such as"),
+        ({"protocols": None}, "a list such as"),
+        ({"variants": {"plain": None}}, "a study has common"),
+        ({"variants": None}, "a study has common"),
+        ({"common": None}, "a study has common"),
+    ],
+)
+def test_a_bad_study_is_told_before_anything_is_trained(tmp_path: Path, change: dict, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        study.main([*map(str, _study(tmp_path, {**PLAN, **change}))])
+    assert not (tmp_path / "runs").exists()

@@ -192,8 +192,9 @@ def test_the_weight_of_fur_can_fall_over_rounds(schedule: str, factors: list[flo
     options = FUROptions(weight=2.0, schedule=schedule)
     expected = fur(torch.stack(outcome.projections), torch.Generator().manual_seed(0), options).loss.sum()
     for progress, factor in zip((0.0, 0.5, 2 / 3), factors, strict=True):
-        term, _ = FUR(options)(outcome, torch.Generator().manual_seed(0), torch.tensor(progress))
+        term, logged = FUR(options)(outcome, torch.Generator().manual_seed(0), torch.tensor(progress))
         assert torch.allclose(term, 2 * factor * expected)
+        assert float(logged.get("fur.weight", 2.0)) == pytest.approx(2 * factor)
 
 
 def test_a_round_tells_fur_how_far_the_run_is() -> None:

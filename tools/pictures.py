@@ -3,6 +3,10 @@
 RUNS is where `fedu2 paper run` trained the cells of figures 1 and 3; those of its rows that are there are drawn, each
 at its last checkpoint. What the pictures show is written down as numbers, too, in results/pictures.json, from which
 `tools/publish.py` takes the words around them.
+
+The README's show the middle of training: after the last round, with a rate that has fallen to 0, local models hardly
+leave the global one. A run with `checkpoint_every=50` keeps that of round 50; in a copy of it without the later one,
+round 50 is the last.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from fedu2.evaluation.similarity import linear_cka
 from fedu2.files import write_atomically
 from fedu2.paper.campaign import Campaign
 from fedu2.paper.plan import FIGURE_METHODS, Cell
-from fedu2.paper.records import check_cell
+from fedu2.paper.records import check_cell, existing, path_of
 from fedu2.report.draw import drawings
 from fedu2.report.snapshot import snapshot
 
@@ -38,19 +42,21 @@ def main(runs: str, root: Path = ROOT) -> None:
         raise UsageError(f"{runs} has no runs of {', '.join(cell.name for cell in FIGURE_METHODS)}")
     for cell, run in begun.items():
         check_cell(cell, run.experiment)
-    written = [numbers(cell, run) for cell, run in begun.items()]
+    written = [numbers(cell, run, _commit(cell, root)) for cell, run in begun.items()]
     write_atomically(root / "results" / "pictures.json", json.dumps(written, indent=1) + "\n")
     shown = drawings(list(begun.values()), FIGURES, labels=[cell.title for cell in begun])
     for name, drawing in shown.items():
         keep(drawing, root / "docs" / "figures" / f"paper-{name}.png")
 
 
-def numbers(cell: Cell, run: Run) -> dict[str, Any]:
+def numbers(cell: Cell, run: Run, source: str) -> dict[str, Any]:
     """How uniform and how unified the representations are: spectra and ranks, and each local model's likeness."""
     taken = snapshot(run)
     return {
         "cell": cell.name,
         "seed": run.experiment.seed,
+        "commit": source,
+        "environment": run.summary["environment"],
         "round": taken.round,
         "rounds": run.experiment.rounds,
         "images": len(taken.features),
@@ -67,9 +73,17 @@ def numbers(cell: Cell, run: Run) -> dict[str, Any]:
     }
 
 
+def _commit(cell: Cell, root: Path) -> str:
+    """Of the source that trained it, as its record tells."""
+    record = existing(path_of(cell, 0, root / "results" / "paper"), cell)
+    return str(record.content["commit"]) if record else ""
+
+
 def _digits(value: float) -> float:
     return float(f"{value:.4g}")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m tools.pictures RUNS")
+    main(sys.argv[1])

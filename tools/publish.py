@@ -1,4 +1,4 @@
-"""Write what the records say: docs/results.md, the table in README.md, and recipes/: python tools/publish.py
+"""Write what the records say: docs/results.md, results in README.md, and recipes/: python tools/publish.py
 
 Files are written whole, and only where they change. Recipes whose records are gone are removed; those that were not
 written here are left alone.
@@ -97,11 +97,13 @@ def pictures(root: Path) -> str:
     uniform = [f"{a:.0f} and {b:.0f} ({title})" for title, (a, b) in zip(titles, ranks, strict=True)]
     unified = [f"{value:.2f} ({title})" for title, value in zip(titles, alike, strict=True)]
     return (
-        f"\nUniform? The spectrum of representations of test images, in {' and '.join(sorted(when))}. Effective ranks, "
-        f"of the global model and of local models in the mean: {'; '.join(uniform)}.\n\n"
-        f"![Singular values of representations, global and local](docs/figures/paper-spectrum.png)\n\n"
-        "Unified? The same images by the global model (circles) and by local models (crosses) after one more round of "
-        f"local training. Their mean linear CKA to the global model: {'; '.join(unified)}.\n\n"
+        f"\nThe representations of {shown[0]['images']} test images in {' and '.join(sorted(when))}, by the global "
+        "model and by local models after one more round of training.\n\n"
+        "Uniform? Their spectrum: the flatter, the more directions are in use; random directions make the dotted line. "
+        f"Effective ranks, of the global model and of local ones in the mean: {'; '.join(uniform)}.\n\n"
+        "![Singular values of representations, global and local](docs/figures/paper-spectrum.png)\n\n"
+        "Unified? Images as the global model (circles) and local ones (crosses) see them, by t-SNE. Likeness of local "
+        f"models to the global one, by linear CKA, in which 1 is alike: {'; '.join(unified)} in the mean.\n\n"
         "![t-SNE of global and local representations](docs/figures/paper-tsne.png)\n"
     )
 

@@ -20,9 +20,11 @@ import yaml
 
 import fedu2
 from fedu2.errors import UsageError
-from fedu2.evaluate import evaluate, kept
+from fedu2.evaluate import assess, kept
+from fedu2.evaluation.judge import protocols
 from fedu2.files import write_atomically
-from fedu2.paper.records import FREE, commit
+from fedu2.paper.records import commit, papers_own
+from fedu2.resuming import FREE_KEYS, KEPT_KEYS
 from fedu2.run import Run
 
 
@@ -39,35 +41,57 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run_study(study: Path, runs: Path, out: Path, settings: Sequence[str], source: str) -> None:
-    """Variant after variant; those that are finished and judged are only written down."""
+    """Variant after variant; one that is finished and judged is only looked at, and written down."""
     plan = yaml.safe_load(study.read_text(encoding="utf-8"))
-    experiments = variants(plan, settings)
+    experiments, judges = variants(plan, settings), judges_of(plan)
     records: list[dict[str, Any]] = []
     for name, experiment in experiments.items():
-        run = Run(runs / name)
-        begun = (run.path / "config.yaml").exists()
-        if not (begun and run.finished):
-            print(f"== {name}", flush=True)
-            run = fedu2.train(experiment, run.path, resume=begun)
-        if missing := set(plan["protocols"]) - {entry["protocol"].partition(" ")[0] for entry in kept(run)}:
-            evaluate(run, sorted(missing), seeds=1, device=experiment.device)
+        path = runs / name
+        print(f"== {name}", flush=True)
+        # Of a finished run this makes sure that it is this experiment.
+        run = fedu2.train(experiment, path, resume=(path / "config.yaml").exists())
+        assess(run, judges, seeds=1, device=experiment.device, skip=scores(run))
         records.append(record(name, run, source))
-        print(name, {key: round(value, 2) for key, value in records[-1]["scores"].items()}, flush=True)
+        print(name, {score: round(value, 2) for score, value in records[-1]["scores"].items()}, flush=True)
         write_atomically(out, json.dumps(records, separators=(",", ":")) + "\n")
 
 
-def variants(plan: Mapping[str, Any], settings: Sequence[str]) -> dict[str, fedu2.Experiment]:
+def variants(plan: Any, settings: Sequence[str]) -> dict[str, fedu2.Experiment]:
     """By name, all of them checked before the first is trained."""
     for setting in settings:
-        if not setting.startswith(FREE) or setting.startswith("seed"):
-            raise UsageError(f"{setting} would change the result: it belongs into the study")
+        key = setting.partition("=")[0]
+        if not key.startswith(FREE_KEYS) or key in KEPT_KEYS:
+            raise UsageError(f"{setting} may change the result: it belongs in the study")
+    parts = [plan.get(part) for part in ("common", "variants")] if isinstance(plan, Mapping) else [None]
+    if not all(isinstance(part, Mapping) for part in parts) or not all(
+        isinstance(own, Mapping) for own in plan["variants"].values()
+    ):
+        raise UsageError("a study has common: settings, variants: name: settings, and protocols: a list")
     found = {
-        name: fedu2.Experiment.parse({**plan["common"], **own}, settings) for name, own in plan["variants"].items()
+        str(name): fedu2.Experiment.parse({**plan["common"], **own}, settings) for name, own in plan["variants"].items()
     }
     for name, experiment in found.items():
         if not experiment.data.validation:
             raise UsageError(f"{name} would be chosen by test images: set data.validation")
     return found
+
+
+def judges_of(plan: Mapping[str, Any]) -> list[str]:
+    """The protocols; an unknown one explains itself before anything is trained."""
+    names = plan.get("protocols")
+    if not isinstance(names, list) or not names:
+        raise UsageError("a study has protocols, a list such as [knn, linear]")
+    for name in names:
+        protocols[name]
+    return names
+
+
+def scores(run: Run) -> dict[str, float]:
+    """Of the encoder after the last round, by the protocols as they are by default."""
+    entries, experiment = kept(run), run.experiment
+    names = dict.fromkeys(entry["protocol"] for entry in entries)
+    found = {name: papers_own(entries, name, experiment.dataset, experiment.rounds) for name in names}
+    return {name: fitting[-1]["mean"] for name, fitting in found.items() if fitting}
 
 
 def record(name: str, run: Run, source: str) -> dict[str, Any]:
@@ -77,7 +101,7 @@ def record(name: str, run: Run, source: str) -> dict[str, Any]:
         "commit": source,
         "environment": run.summary["environment"],
         "config": {key: value for key, value in run.experiment.flat().items() if key != "data.root"},
-        "scores": {entry["protocol"]: entry["mean"] for entry in kept(run)},
+        "scores": scores(run),
         "history": [
             {key: value for key, value in round_.items() if isinstance(value, int | float)} for round_ in run.history
         ],

@@ -10,7 +10,7 @@ from fedu2.errors import UsageError
 from fedu2.experiment import Experiment
 from fedu2.methods import resolve
 
-__all__ = ["FREE_KEYS", "check_keys", "open_ended"]
+__all__ = ["FREE_KEYS", "KEPT_KEYS", "check_keys", "open_ended"]
 
 # Keys that say nothing of what is trained.
 FREE_KEYS = (

@@ -23,7 +23,7 @@ class FUR:
     def __call__(
         self, outcome: Outcome, generator: torch.Generator, progress: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The weighted term; logged are the mean over the two views of ℓ_u, the matched mass and the solver's gap."""
+        """The weighted term. Logged are means over the views of ℓ_u, matched mass and the solver's gap; λ_U if it moves."""
         views = outcome.projections if self.options.output == "projector" else outcome.features
         result = fur(torch.stack(views), generator, self.options)  # (2,) each
         logged = {
@@ -31,7 +31,10 @@ class FUR:
             "fur.mass": result.mass.mean(),
             "fur.gap": result.gap.mean(),
         }
-        return weight_at(self.options, progress) * result.loss.sum(), logged
+        weight = weight_at(self.options, progress)
+        if isinstance(weight, Tensor):
+            logged["fur.weight"] = weight
+        return weight * result.loss.sum(), logged
 
 
 def weight_at(options: FUROptions, progress: Tensor) -> float | Tensor:
