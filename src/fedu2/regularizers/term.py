@@ -23,7 +23,7 @@ class FUR:
     def __call__(
         self, outcome: Outcome, generator: torch.Generator, progress: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The weighted term. Logged are means over the views of ℓ_u, matched mass and the solver's gap; λ_U if it moves."""
+        """The weighted term. Logged: means over the views of ℓ_u, matched mass, solver's gap; λ_U if it moves."""
         views = outcome.projections if self.options.output == "projector" else outcome.features
         result = fur(torch.stack(views), generator, self.options)  # (2,) each
         logged = {
