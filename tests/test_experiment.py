@@ -63,7 +63,7 @@ def test_with_replaces_single_fields() -> None:
         ("fur.weight=nan", "fur.weight=.nan is not allowed"),
         ("participation=1.5", "less than or equal to 1"),
         ("fur.weight.x=3", "fur.weight"),
-        ("fur=3", "fur is a group of keys: set fur.weight, fur.schedule, fur.form, ..."),
+        ("fur=3", "fur is a group of keys: set fur.weight, fur.schedule, fur.until, ..."),
         ("rounds=[", "cannot be read"),
     ],
 )

@@ -38,7 +38,7 @@ class FUR:
 
 
 def weight_at(options: FUROptions, progress: Tensor) -> float | Tensor:
-    """λ_U: constant, or λ_U · ½(1 + cos(π·progress)), which falls to 0 over the rounds, as the learning rate may."""
+    """λ_U: constant, or λ_U · ½(1 + cos(πp)) with p = progress/until, at most 1: it falls to 0, and stays there."""
     if options.schedule == "constant":
         return options.weight
-    return options.weight * (1 + torch.cos(torch.pi * progress)) / 2
+    return options.weight * (1 + torch.cos(torch.pi * (progress / options.until).clamp(max=1))) / 2
