@@ -266,7 +266,7 @@ def test_pictures_are_described_by_their_numbers(tmp_path: Path) -> None:
     assert "2000 test images in round 50 of 100," in text
     assert "200 and 185 (FedBYOL); 300 and 285 (FedU²-BYOL)" in text
     assert "0.75 (FedBYOL); 0.85 (FedU²-BYOL)" in text
-    assert re.findall(r"\]\((.*?)\)", text) == [f"docs/figures/paper-{name}.png" for name in pictures.FIGURES]
+    assert re.findall(r"\]\((.*?)\)", text) == [f"docs/pictures/{name}.png" for name in pictures.FIGURES]
 
 
 @pytest.mark.parametrize("text", ["", publish.BEGIN, f"{publish.END} {publish.BEGIN}", f"{publish.BEGIN * 2}"])

@@ -46,7 +46,7 @@ def main(runs: str, root: Path = ROOT) -> None:
     write_atomically(root / "results" / "pictures.json", json.dumps(written, indent=1) + "\n")
     shown = drawings(list(begun.values()), FIGURES, labels=[cell.title for cell in begun])
     for name, drawing in shown.items():
-        keep(drawing, root / "docs" / "figures" / f"paper-{name}.png")
+        keep(drawing, root / "docs" / "pictures" / f"{name}.png")
 
 
 def numbers(cell: Cell, run: Run, source: str) -> dict[str, Any]:

@@ -101,10 +101,10 @@ def pictures(root: Path) -> str:
         "model and by local models after one more round of training.\n\n"
         "Uniform? Their spectrum: the flatter, the more directions are in use; random directions make the dotted line. "
         f"Effective ranks, of the global model and of local ones in the mean: {'; '.join(uniform)}.\n\n"
-        "![Singular values of representations, global and local](docs/figures/paper-spectrum.png)\n\n"
+        "![Singular values of representations, global and local](docs/pictures/spectrum.png)\n\n"
         "Unified? Images as the global model (circles) and local ones (crosses) see them, by t-SNE. Likeness of local "
         f"models to the global one, by linear CKA, in which 1 is alike: {'; '.join(unified)} in the mean.\n\n"
-        "![t-SNE of global and local representations](docs/figures/paper-tsne.png)\n"
+        "![t-SNE of global and local representations](docs/pictures/tsne.png)\n"
     )
 
 
