@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tools import pictures
 
 from fedu2.cli import main
 from fedu2.errors import DataError, TrainingError, UsageError
@@ -474,10 +475,22 @@ def test_pictures_of_methods_need_their_runs(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["paper", "figure1", "--runs", str(place / "nothing")]) == 2
-    assert "has no runs of fedbyol" in capsys.readouterr().err
+    assert "has no runs of cifar10-k10-a0.1/fedbyol" in capsys.readouterr().err.replace("\n", "")
     monkeypatch.setattr("fedu2.paper.command.FIGURE_METHODS", CELLS)
     assert main(["paper", "figure1", "--runs", str(place / "runs"), "--out", str(place / "out")]) == 0
     assert (place / "out" / "figure1.png").stat().st_size > 5000
+
+
+def test_the_pictures_of_the_readme_and_their_numbers(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "FIGURE_METHODS", (*CELLS, _cell("never-run")))
+    shutil.copytree(place / "results", place / "root" / "results" / "paper")
+    pictures.main(str(place / "runs"), place / "root")
+    written = json.loads((place / "root" / "results" / "pictures.json").read_text())
+    assert [numbers["cell"] for numbers in written] == ["micro/one", "micro/two"]
+    assert all(numbers["commit"] == "abc" and numbers["round"] == 2 for numbers in written)
+    assert all(len(numbers["linear_cka_to_global"]) == 2 for numbers in written)
+    drawn = sorted(path.name for path in (place / "root" / "docs" / "pictures").iterdir())
+    assert drawn == ["spectrum.png", "tsne.png"]
 
 
 @pytest.mark.parametrize(("text", "seeds"), [("0", [0]), ("0,2,5", [0, 2, 5]), ("1-3", [1, 2, 3])])

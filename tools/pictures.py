@@ -19,13 +19,12 @@ from typing import Any
 from tools.gallery import keep
 
 from fedu2 import Run
-from fedu2.errors import UsageError
 from fedu2.evaluation.collapse import effective_rank, spectrum
 from fedu2.evaluation.similarity import linear_cka
 from fedu2.files import write_atomically
 from fedu2.paper.campaign import Campaign
 from fedu2.paper.plan import FIGURE_METHODS, Cell
-from fedu2.paper.records import check_cell, existing, path_of
+from fedu2.paper.records import existing, path_of
 from fedu2.report.draw import drawings
 from fedu2.report.snapshot import snapshot
 
@@ -36,12 +35,7 @@ TOP = 100  # singular values written down
 
 def main(runs: str, root: Path = ROOT) -> None:
     """Two pictures, and their numbers."""
-    campaign = Campaign(Path(runs), Path())
-    begun = {cell: run for cell in FIGURE_METHODS if (run := campaign.run_of(cell, 0)).path.exists()}
-    if not begun:
-        raise UsageError(f"{runs} has no runs of {', '.join(cell.name for cell in FIGURE_METHODS)}")
-    for cell, run in begun.items():
-        check_cell(cell, run.experiment)
+    begun = Campaign(Path(runs), Path()).begun(FIGURE_METHODS, 0)
     written = [numbers(cell, run, _commit(cell, root)) for cell, run in begun.items()]
     write_atomically(root / "results" / "pictures.json", json.dumps(written, indent=1) + "\n")
     shown = drawings(list(begun.values()), FIGURES, labels=[cell.title for cell in begun])

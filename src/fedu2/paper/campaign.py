@@ -18,7 +18,7 @@ from fedu2.experiment import Experiment
 from fedu2.federation.callbacks import Callback
 from fedu2.federation.deadline import Deadline
 from fedu2.paper.plan import Cell
-from fedu2.paper.records import FREE, Record, existing, papers_own, path_of, write
+from fedu2.paper.records import FREE, Record, check_cell, existing, papers_own, path_of, write
 from fedu2.run import Run, environment, train
 
 __all__ = ["Campaign", "choose_cells"]
@@ -97,6 +97,16 @@ class Campaign:
     def run_of(self, cell: Cell, seed: int) -> Run:
         """The directory in which a cell is trained."""
         return Run(self.runs / cell.setting / cell.row / f"seed-{seed}")
+
+    def begun(self, cells: Sequence[Cell], seed: int) -> dict[Cell, Run]:
+        """The runs that are there, each checked to be its cell's; at least one."""
+        runs = {cell: run for cell in cells if (run := self.run_of(cell, seed)).path.exists()}
+        if not runs:
+            wanted = ", ".join(cell.name for cell in cells)
+            raise UsageError(f"{self.runs} has no runs of {wanted}: train them with fedu2 paper run")
+        for cell, run in runs.items():
+            check_cell(cell, run.experiment)
+        return runs
 
     def _advance(self, cell: Cell, seed: int, deadline: Deadline, watch: Sequence[Callback]) -> Record:
         """Train, then judge, as far as time allows; the record is written after every step."""

@@ -18,7 +18,7 @@ from fedu2.files import write_atomically
 from fedu2.paper.campaign import Campaign, choose_cells
 from fedu2.paper.page import gather, page
 from fedu2.paper.plan import FIGURE_METHODS, PROTOCOLS, Cell, Series, exhibits
-from fedu2.paper.records import Record, check_cell
+from fedu2.paper.records import Record
 from fedu2.paper.tables import Sheet, markdown, measured, readable, sheets
 
 if TYPE_CHECKING:  # drawing is imported where something is drawn: cells are trained on machines without it
@@ -149,13 +149,7 @@ def draw_methods(console: Console, name: str, figure: str, runs: Path, seed: int
     """Figures 1 to 3: four methods side by side, from the runs of their cells."""
     from fedu2.report.draw import drawings
 
-    campaign = Campaign(runs, Path())
-    begun = {cell: run for cell in FIGURE_METHODS if (run := campaign.run_of(cell, seed)).path.exists()}
-    if not begun:
-        wanted = ", ".join(cell.row for cell in FIGURE_METHODS)
-        raise UsageError(f"{runs} has no runs of {wanted}: train them with fedu2 paper run table2")
-    for cell, run in begun.items():
-        check_cell(cell, run.experiment)
+    begun = Campaign(runs, Path()).begun(FIGURE_METHODS, seed)
     drawing = drawings(list(begun.values()), [figure], labels=[cell.title for cell in begun])[figure]
     _save(console, drawing, name, out)
 
