@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from dataclasses import replace
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run in parallel; before torch is imported
 
 import pytest
 import torch
 
+from fedu2.data import ImageSet, base, embedded
 from fedu2.experiment import Experiment
 from fedu2.kernels import INTERPRETED
 
@@ -21,6 +25,24 @@ if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _sample_is_read_once() -> Iterator[None]:
+    """Decoded and made smaller once: nearly every test loads it, and sites do for every message. Each gets a copy."""
+    sheet, resized = functools.cache(embedded._read_sheet), base._resized
+    kept = functools.cache(resized)
+
+    def copied(images: ImageSet, size: int) -> ImageSet:
+        if images not in (sheet("train"), sheet("test")):
+            return resized(images, size)
+        own = kept(images, size)
+        return replace(own, images=own.images.clone(), labels=own.labels.clone())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(embedded, "_read_sheet", sheet)
+        patch.setattr(base, "_resized", copied)
+        yield
 
 
 @pytest.fixture
@@ -44,6 +66,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if {"needs_gpu", "needs_kernels"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("gpu")
+    items.sort(key=lambda item: "slow" not in item.keywords)  # they begin first: begun last, they would run alone
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -41,8 +41,25 @@ ALL = [
 ]
 
 
+Trained = Callable[[Experiment, Path], fedu2.Run]
+
+
 def _with(experiment: Experiment, *settings: str) -> Experiment:
     return Experiment.parse(experiment.flat(), list(settings))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """A finished run, at the place where it is wanted: many tests begin with the same one, and get a copy of it."""
+    runs: dict[str, Path] = {}
+
+    def at(experiment: Experiment, out: Path) -> fedu2.Run:
+        text = experiment.to_yaml()
+        if text not in runs:
+            runs[text] = fedu2.train(experiment, tmp_path_factory.mktemp("trained") / "run").path
+        return fedu2.Run(shutil.copytree(runs[text], out))
+
+    return at
 
 
 def _weights(path: Path) -> bytes:
@@ -174,9 +191,11 @@ def test_clients_smaller_than_a_batch_train(micro: Experiment, tmp_path: Path) -
 
 @pytest.mark.parametrize("method", ["fedbyol", "fedu2"])
 @pytest.mark.parametrize("stop_after", [0, 1, 2])
-def test_resume_is_bit_identical(micro: Experiment, tmp_path: Path, method: str, stop_after: int) -> None:
+def test_resume_is_bit_identical(
+    micro: Experiment, tmp_path: Path, trained: Trained, method: str, stop_after: int
+) -> None:
     experiment = _with(micro, f"method={method}", "rounds=3", "evaluation.every=1")
-    whole = fedu2.train(experiment, tmp_path / "whole")
+    whole = trained(experiment, tmp_path / "whole")
 
     class Stop(Callback):
         def on_epoch(self, report) -> None:
@@ -230,16 +249,16 @@ def test_resume_of_a_finished_run_changes_nothing_and_can_go_further(micro: Expe
     assert _weights(longer.path) == _weights(straight.path)
 
 
-def test_a_checkpoint_of_another_configuration_is_refused(micro: Experiment, tmp_path: Path) -> None:
-    run = fedu2.train(micro, tmp_path / "run")
+def test_a_checkpoint_of_another_configuration_is_refused(micro: Experiment, tmp_path: Path, trained: Trained) -> None:
+    run = trained(micro, tmp_path / "run")
     with pytest.raises(UsageError, match=r"another configuration: seed was 0 and is now 1"):
         fedu2.train(_with(micro, "seed=1"), run.path, resume=True)
     with pytest.raises(UsageError, match="rounds was 2 and is now 3"):
         fedu2.train(_with(micro, "rounds=3", "optimizer.schedule=cosine"), run.path, resume=True)
 
 
-def test_an_existing_run_is_not_overwritten(micro: Experiment, tmp_path: Path) -> None:
-    run = fedu2.train(micro, tmp_path / "run")
+def test_an_existing_run_is_not_overwritten(micro: Experiment, tmp_path: Path, trained: Trained) -> None:
+    run = trained(micro, tmp_path / "run")
     before = _weights(run.path)
     with pytest.raises(UsageError, match="already holds a run: continue it with --resume"):
         fedu2.train(micro, run.path)
@@ -262,9 +281,9 @@ def test_a_second_process_is_kept_out(micro: Experiment, tmp_path: Path) -> None
             fedu2.train(micro, tmp_path / "run")
 
 
-def test_damaged_checkpoints_fall_back_or_are_named(micro: Experiment, tmp_path: Path) -> None:
+def test_damaged_checkpoints_fall_back_or_are_named(micro: Experiment, tmp_path: Path, trained: Trained) -> None:
     experiment = _with(micro, "rounds=3")
-    run = fedu2.train(experiment, tmp_path / "run")
+    run = trained(experiment, tmp_path / "run")
     good = _weights(run.path)
     places = sorted((run.path / "checkpoint").glob("round-*"))
     assert [place.name for place in places] == ["round-000002", "round-000003"]
@@ -326,16 +345,16 @@ def test_checkpoint_round_trip(micro: Experiment, tmp_path: Path) -> None:
     assert not list((tmp_path / "checkpoint").glob(".*"))
 
 
-def test_bfloat16_runs_close_to_float32(micro: Experiment, tmp_path: Path) -> None:
-    exact = fedu2.train(micro, tmp_path / "a")
+def test_bfloat16_runs_close_to_float32(micro: Experiment, tmp_path: Path, trained: Trained) -> None:
+    exact = trained(micro, tmp_path / "a")
     rough = fedu2.train(_with(micro, "precision=bfloat16"), tmp_path / "b")
     assert rough.history[1]["loss"] == pytest.approx(exact.history[1]["loss"], rel=0.05)
 
 
 def test_a_damaged_log_is_restored_from_the_checkpoint(
-    micro: Experiment, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    micro: Experiment, tmp_path: Path, trained: Trained, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = fedu2.train(micro, tmp_path / "run")
+    run = trained(micro, tmp_path / "run")
     log = run.path / "metrics.jsonl"
     whole = log.read_text()
     loss = str(run.history[1]["loss"])
@@ -350,8 +369,10 @@ def test_a_damaged_log_is_restored_from_the_checkpoint(
         assert ("metrics.jsonl is damaged or missing; it is restored" in caplog.text) is not torn
 
 
-def test_a_damaged_copy_of_the_log_is_restored_from_the_log(micro: Experiment, tmp_path: Path) -> None:
-    run = fedu2.train(micro, tmp_path / "run")
+def test_a_damaged_copy_of_the_log_is_restored_from_the_log(
+    micro: Experiment, tmp_path: Path, trained: Trained
+) -> None:
+    run = trained(micro, tmp_path / "run")
     log, copy = run.path / "metrics.jsonl", run.path / "checkpoint" / "metrics.jsonl"
     whole = log.read_text()
     for rounds, damaged in enumerate((whole.replace("1", "2"), whole[:-20], "", None), start=3):
@@ -372,8 +393,10 @@ def test_a_damaged_copy_of_the_log_is_restored_from_the_log(micro: Experiment, t
     assert copy.read_text() == ""
 
 
-def test_a_damaged_log_without_a_copy_loses_only_its_damaged_lines(micro: Experiment, tmp_path: Path) -> None:
-    run = fedu2.train(micro, tmp_path / "run")
+def test_a_damaged_log_without_a_copy_loses_only_its_damaged_lines(
+    micro: Experiment, tmp_path: Path, trained: Trained
+) -> None:
+    run = trained(micro, tmp_path / "run")
     _without_records(run.path)
     log = run.path / "metrics.jsonl"
     lines = log.read_bytes().splitlines(keepends=True)
@@ -389,8 +412,8 @@ def test_a_damaged_log_without_a_copy_loses_only_its_damaged_lines(micro: Experi
     assert result_table("", emptied.summary, None, run.path).row_count > 0
 
 
-def test_a_run_whose_checkpoint_is_gone_is_not_played_over(micro: Experiment, tmp_path: Path) -> None:
-    run = fedu2.train(micro, tmp_path / "run")
+def test_a_run_whose_checkpoint_is_gone_is_not_played_over(micro: Experiment, tmp_path: Path, trained: Trained) -> None:
+    run = trained(micro, tmp_path / "run")
     before = (run.path / "metrics.jsonl").read_bytes()
     shutil.rmtree(run.path / "checkpoint")
     with pytest.raises(TrainingError, match="has played 2 rounds, but its checkpoint is gone"):
@@ -441,8 +464,8 @@ def test_the_former_format_is_read_where_clients_remember_nothing(
             fedu2.train(longer, run.path, resume=True)
 
 
-def test_a_checkpoint_knows_its_own_experiment(micro: Experiment, tmp_path: Path) -> None:
-    run = fedu2.train(micro, tmp_path / "run")
+def test_a_checkpoint_knows_its_own_experiment(micro: Experiment, tmp_path: Path, trained: Trained) -> None:
+    run = trained(micro, tmp_path / "run")
     changed = _with(micro, "optimizer.lr=0.5", "rounds=3")
     (run.path / "config.yaml").write_text(resolve(changed).to_yaml())
     with pytest.raises(UsageError, match=r"another configuration: optimizer\.lr was 0\.05 and is now 0\.5"):
@@ -450,17 +473,17 @@ def test_a_checkpoint_knows_its_own_experiment(micro: Experiment, tmp_path: Path
 
 
 @pytest.mark.parametrize("entry", [{"round": 9}, {"round": "2"}, {"files": []}, {"experiment": None}, {"format": 7}])
-def test_manifests_are_not_trusted(micro: Experiment, tmp_path: Path, entry: dict) -> None:
+def test_manifests_are_not_trusted(micro: Experiment, tmp_path: Path, trained: Trained, entry: dict) -> None:
     experiment = _with(micro, "rounds=3")
-    run = fedu2.train(experiment, tmp_path / "run")
+    run = trained(experiment, tmp_path / "run")
     good = _weights(run.path)
     _rewrite_manifest(run.path / "checkpoint" / "round-000003", **entry)
     fedu2.train(experiment, run.path, resume=True)  # falls back to round 2
     assert _weights(run.path) == good
 
 
-def test_fewer_rounds_than_played_are_refused(micro: Experiment, tmp_path: Path) -> None:
-    run = fedu2.train(micro, tmp_path / "run")
+def test_fewer_rounds_than_played_are_refused(micro: Experiment, tmp_path: Path, trained: Trained) -> None:
+    run = trained(micro, tmp_path / "run")
     with pytest.raises(UsageError, match="rounds=1 is fewer than"):
         fedu2.train(_with(micro, "rounds=1"), run.path, resume=True)
 
@@ -514,9 +537,9 @@ def test_a_run_that_ends_before_its_first_checkpoint_begins_anew(
     assert _without_clocks(resumed.history) == _without_clocks(whole.history)
 
 
-def test_a_damaged_manifest_is_noticed_whatever_it_says(micro: Experiment, tmp_path: Path) -> None:
+def test_a_damaged_manifest_is_noticed_whatever_it_says(micro: Experiment, tmp_path: Path, trained: Trained) -> None:
     experiment = _with(micro, "rounds=3", "evaluation.every=1")
-    run = fedu2.train(experiment, tmp_path / "run")
+    run = trained(experiment, tmp_path / "run")
     manifest = run.path / "checkpoint" / "round-000003" / "manifest.json"
     content = json.loads(manifest.read_text())
     for entry in ({"best": {"round": 3, "knn": 99.0}}, {"experiment": {**content["experiment"], "seed": 7}}):
@@ -527,9 +550,9 @@ def test_a_damaged_manifest_is_noticed_whatever_it_says(micro: Experiment, tmp_p
 
 
 def test_a_damaged_configuration_is_taken_from_the_checkpoint(
-    micro: Experiment, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    micro: Experiment, tmp_path: Path, trained: Trained, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = fedu2.train(micro, tmp_path / "run")
+    run = trained(micro, tmp_path / "run")
     config = run.path / "config.yaml"
     whole = config.read_text()
     for damaged in (whole.replace("rounds: 2", "rounds: 9"), whole[: len(whole) // 2], "", None):
@@ -545,8 +568,10 @@ def test_a_damaged_configuration_is_taken_from_the_checkpoint(
         experiment_from([], None, run.path)
 
 
-def test_damaged_checkpoints_of_later_rounds_do_not_count_as_kept(micro: Experiment, tmp_path: Path) -> None:
-    run = fedu2.train(_with(micro, "rounds=3"), tmp_path / "run")
+def test_damaged_checkpoints_of_later_rounds_do_not_count_as_kept(
+    micro: Experiment, tmp_path: Path, trained: Trained
+) -> None:
+    run = trained(_with(micro, "rounds=3"), tmp_path / "run")
     (run.path / "checkpoint" / "round-000003" / "manifest.json").write_text("")
     fedu2.train(_with(micro, "rounds=5", "checkpoint_every=5"), run.path, resume=True)
     held = {place.name for place in (run.path / "checkpoint").iterdir()}
