@@ -41,6 +41,22 @@ def aggregate(deltas: Tensor, shares: Tensor, start: Tensor | None = None, **opt
     return eua(EUAOptions(**options))(Updates(start, start + deltas, shares))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("step", ["convex", "extrapolated", "fedavg_norm", "literal", "unit"])
+def test_a_target_network_has_no_say_in_the_weights_and_goes_no_farther_than_the_clients_targets(step: str) -> None:
+    """Its columns come after those that are trained; a move of all targets alike would look like agreement."""
+    trained, target = normal(5, 30, seed=1), normal(5, 20, seed=2) + 100
+    alone = aggregate(trained.clone(), uniform(5), step=step)
+    start = torch.zeros(50, dtype=torch.float64)
+    updates = Updates(start, torch.cat([trained, target], 1), uniform(5), trained=30)
+    both = eua(EUAOptions(step=step))(updates)  # type: ignore[arg-type]
+    torch.testing.assert_close(both.weights, alone.weights)
+    torch.testing.assert_close(both.params[:30], alone.params)
+    scale = float(both.weights.sum())
+    assert scale > 1.01 if step == "extrapolated" else scale > 0
+    convex = both.weights / scale
+    torch.testing.assert_close(both.params[30:], min(scale, 1) * convex @ target)
+
+
 FEDAVG_LENGTH = math.hypot(0.25, 1.5)
 LENGTH = math.hypot(0.5, 1.0)
 

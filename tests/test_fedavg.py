@@ -71,6 +71,14 @@ def test_agreement_is_the_mean_cosine_between_updates() -> None:
     assert found == pytest.approx(float(sum(pairs)) / len(pairs), abs=1e-6)
 
 
+def test_agreement_is_of_what_clients_train() -> None:
+    """Their targets may all come from afar, and then move alike."""
+    start, shares = torch.zeros(4), torch.full((2,), 0.5, dtype=torch.float64)
+    clients = torch.tensor([[1.0, 0.0, 9.0, 9.0], [0.0, 1.0, 9.0, 9.0]])
+    assert agreement(Updates(start, clients, shares)) == pytest.approx(162 / 163)
+    assert agreement(Updates(start, clients, shares, trained=2)) == pytest.approx(0)
+
+
 def test_agreement_of_clients_that_stay_where_they_are() -> None:
     start = torch.ones(5)
     shares = torch.full((3,), 1 / 3, dtype=torch.float64)

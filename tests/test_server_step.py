@@ -60,8 +60,29 @@ def test_by_default_the_aggregate_is_taken_as_it_is() -> None:
     assert step(START, FOUND, None, ServerOptions()) == (FOUND, None)
 
 
+@pytest.mark.parametrize(
+    ("options", "target"),
+    [({"lr": 0.5}, 1.0), ({"lr": 2.0}, 0.0), ({"lr": 3.0, "momentum": 0.5}, 0.0), ({"momentum": 0.5}, 0.0)],
+)
+def test_a_target_network_goes_no_farther_than_the_clients_targets(options: dict[str, float], target: float) -> None:
+    velocity, chosen = (BEFORE if "momentum" in options else None), ServerOptions(**options)
+    whole, kept = step(START, FOUND, velocity, chosen)
+    params, same = step(START, FOUND, velocity, chosen, trained=1)
+    assert params.tolist() == [whole[0].item(), target]
+    assert (kept is None and same is None) or torch.equal(kept, same)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("lr", [1.5, 2.0, 3.0])
+def test_a_target_settles_where_the_clients_targets_are(lr: float) -> None:
+    """Stepped like the rest it would be mirrored at them for ever with η = 2, and run away with 3."""
+    target = torch.ones(1)
+    for _ in range(5):
+        target, _ = step(target, torch.zeros(1), None, ServerOptions(lr=lr), trained=0)
+    assert target.item() == 0
+
+
 def test_the_first_step_of_a_run_is_its_factor_times_that_of_the_aggregator(micro: Experiment, tmp_path: Path) -> None:
-    """Momentum has nothing to add yet; batch-norm buffers take no step."""
+    """Momentum has nothing to add yet; batch-norm buffers and the target network take no such step."""
     plain, doubled = (
         fedu2.train(
             _with(micro, "rounds=1", f"server.lr={lr}", f"server.momentum={beta}"), tmp_path / f"{lr}"
@@ -71,12 +92,13 @@ def test_the_first_step_of_a_run_is_its_factor_times_that_of_the_aggregator(micr
     begun, twice = build(resolve(micro)).learner().state_dict(), doubled.state_dict()
     moved = 0
     for name, tensor in plain.state_dict().items():
-        if "running" in name:
+        if "running" in name or name.startswith("target."):
             assert torch.equal(twice[name], tensor)
         elif tensor.is_floating_point():
             torch.testing.assert_close(twice[name] - begun[name], 2 * (tensor - begun[name]), atol=1e-6, rtol=1e-4)
             moved += bool((tensor != begun[name]).any())
     assert moved > 5
+    assert any(name.startswith("target.") and "running" not in name for name in twice)
 
 
 def test_momentum_goes_on_where_a_run_was_stopped(micro: Experiment, tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ class Updates:
     buffers: Buffers | None = None  # batch-norm buffers; most aggregators leave them to `Aggregate.buffer_weights`
     layout: Layout = field(default_factory=lambda: Layout(()))  # where each named tensor lies in a row of `clients`
     round: int = 1
+    trained: int | None = None  # leading parameters that are trained; the others are a target network's. None: all
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,9 +89,10 @@ def gram(rows: Tensor, origin: Tensor | None = None) -> Tensor:
 def agreement(updates: Updates) -> float | None:
     """How unified the clients are: the mean cosine between the updates Δ_i, Δ_j of two clients, i ≠ j.
 
-    1: all move alike; 0: each its own way. None where fewer than two clients moved.
+    1: all move alike; 0: each its own way. None where fewer than two clients moved. Of what they train, for a target
+    network that travels shows where it was sent from, too, and that is the same for all.
     """
-    products = gram(updates.clients, updates.start)
+    products = gram(updates.clients[:, : updates.trained], updates.start[: updates.trained])
     norms = products.diagonal().sqrt()
     moved = norms > 0
     count = int(moved.sum())

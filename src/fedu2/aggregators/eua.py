@@ -18,6 +18,9 @@ g_k is one of the Δ_k: every form of EUA is a *direction* Σ w_kΔ_k, w convex 
 
 all of them times η, which is `server.lr`, 1 unless set (`fedu2.federation.server_step`).
 
+θ_k is what client k trains. A target network that travels has no part in w; it goes along with the same weights, and
+never farther than the clients' targets (for the reason, see there).
+
 **The guard.** The smaller an update, the larger its g_k, and what EUA makes of it hangs on a hair. Take K − 1 clients
 with updates of one norm and mutual cosine ρ, whose mean has the squared norm κ = (1 + (K − 2)ρ)/(K − 1) relative to one
 of them, and one client with an update r times as long that has the cosine c to each of theirs. It gets the weight
@@ -90,7 +93,7 @@ def eua(options: EUAOptions) -> Aggregator:
     def aggregate(updates: Updates) -> Aggregate:
         require_finite(updates.clients)
         deltas = updates.clients.sub_(updates.start)
-        products = gram(deltas)
+        products = gram(deltas[:, : updates.trained])
         step = unify(products, updates.shares, options)
         weights = step.scale * step.weights
         metrics = {
@@ -102,7 +105,11 @@ def eua(options: EUAOptions) -> Aggregator:
             "residual": step.residual,
         }
         buffer_weights = step.weights if options.buffers == "same" else updates.shares
-        return Aggregate(weighted_sum(weights, deltas, updates.start), weights, buffer_weights, metrics)
+        params = weighted_sum(weights, deltas, updates.start)
+        if updates.trained is not None and step.scale > 1:
+            target = slice(updates.trained, None)
+            params[target] = weighted_sum(step.weights, deltas[:, target], updates.start[target])
+        return Aggregate(params, weights, buffer_weights, metrics)
 
     return aggregate
 

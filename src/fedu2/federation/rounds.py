@@ -110,10 +110,10 @@ def play_round(
     replies = arrivals.replies
     beside = Buffers(start.buffers, arrivals.buffers, buffer_layout)
     shares = _shares(replies, experiment)
-    updates = Updates(start.params, arrivals.params, shares, beside, layout, round_)
+    updates = Updates(start.params, arrivals.params, shares, beside, layout, round_, method.trained)
     together = agreement(updates)
     server, logged = method.aggregate(state.server, updates, [reply.payload for reply in replies])
-    params, velocity = step(start.params, server.model.params, state.velocity, experiment.server)
+    params, velocity = step(start.params, server.model.params, state.velocity, experiment.server, method.trained)
     server = replace(server, model=replace(server.model, params=params))
     _check_finite(server.model, f"the global model is not finite after round {round_}: lower optimizer.lr or server.lr")
     record = {"round": round_, "lr": lr, "clients": [reply.client for reply in replies], **_means(replies)}

@@ -145,6 +145,11 @@ class Method:
         params = {f"{name}.params": section.params.clone() for name, section in sections.items()}
         return {**params, **{f"{name}.buffers": section.buffers.clone() for name, section in sections.items()}}
 
+    @cached_property
+    def trained(self) -> int:
+        """How many leading parameters of what travels are trained; the others are a target network's."""
+        return min(len(FlatModel(self.learner()).trained), self.layouts[0].size)
+
     @property
     def travelling(self) -> tuple[int, int]:
         """How many leading parameters and buffers travel."""
