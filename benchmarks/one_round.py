@@ -2,7 +2,8 @@
 
 The clients of a run play the round after its last checkpoint once; then every aggregator makes its own model of these
 updates, which is judged by kNN. What is best here need not be best in the long run, but what is lost here was lost in
-one step: how far to go, whom to listen to, and what batch-norm statistics a mean of models should have.
+one step: how far to go, whom to listen to, and what batch-norm statistics a mean of models should have. And how much
+the clients agree in each section of the model.
 """
 
 from __future__ import annotations
@@ -83,6 +84,15 @@ def _by_tensor(updates: Updates, guard: float | None) -> Tensor:
     return params
 
 
+def by_section(updates: Updates) -> dict[str, float | None]:
+    """The agreement of the clients' updates in each section of the model."""
+    spans = {name: updates.layout.span(name) for name in dict.fromkeys(e.section for e in updates.layout.entries)}
+    return {
+        name: agreement(Updates(updates.start[span], updates.clients[:, span], updates.shares))
+        for name, span in spans.items()
+    }
+
+
 def played(
     run: Run, dataset: Dataset, shares: Sequence[Tensor], device: torch.device
 ) -> tuple[Updates, dict[str, Any]]:
@@ -142,6 +152,7 @@ def compare(run: Run) -> dict[str, Any]:
         **kept,
         "images": [len(share) for share in shares],
         "agreement": agreement(updates),
+        "agreement_by_section": by_section(updates),
         "knn": found,
         "experiment": experiment.flat(),
     }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.one_round import calibrate, candidates, compare
+from benchmarks.one_round import by_section, calibrate, candidates, compare
 from torch import nn
 
 import fedu2
@@ -44,6 +44,15 @@ def test_candidates_are_what_their_names_say() -> None:
     whole = raw(Updates(updates.start, updates.clients.clone(), updates.shares)).params
     torch.testing.assert_close(found["eua, guard=None"], whole)
     assert not torch.equal(found["eua by tensor, guard=None"], whole)
+
+
+def test_sections_agree_each_for_itself() -> None:
+    updates = _updates(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3)))
+    span = updates.layout.span("1")
+    updates.clients[:, span] = updates.start[span] + 1  # all clients alike
+    found = by_section(updates)
+    assert found["1"] == pytest.approx(1)
+    assert found["0"] == pytest.approx(0, abs=0.5)
 
 
 def test_statistics_of_ones_own_are_those_of_the_images() -> None:
