@@ -49,7 +49,7 @@ bench-gpu: $(READY)
 torture: $(READY)
 	$(BIN)/python -m torture --kills 200 --seed $${SEED:-0}
 
-# Hostile input for everything that reads a file or a message. A quarter of an hour.
+# Hostile input for everything that reads a file or a message. Three minutes.
 fuzz: $(READY)
 	$(BIN)/python -m fuzz --inputs $${INPUTS:-50000} --seed $${SEED:-0}
 

@@ -4,7 +4,7 @@
     server:  θ_g ← θ_g + η Σ_k w_k (θ_k − θ_g)              w: EUA, `fedu2.aggregators.eua`
 
 Its ablations are settings: `fur.weight=0` is FedU² without FUR, `aggregator=fedavg` FedU² without EUA. With BYOL the
-target network travels and is aggregated with the same w, by which only what is trained decides; η is 1 for it.
+target network travels and is aggregated with the same w, by which only what is trained decides; η is at most 1 for it.
 """
 
 from __future__ import annotations
