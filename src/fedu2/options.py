@@ -136,7 +136,8 @@ class FUROptions(Options):
         description="cosine: unit masses, cost 1 − ⟨z, s⟩, moves mass; literal: as printed, moves none",
     )
     solver: Literal["sinkhorn", "fast", "exact"] = Field(
-        "sinkhorn", description="gradient=plan: of the transport problem; `fedu2.regularizers.transport` has their accuracy"
+        "sinkhorn",
+        description="gradient=plan: of the transport problem; `fedu2.regularizers.transport` has their accuracy",
     )
     output: Literal["projector", "encoder"] = Field("projector", description="the output that FUR acts on")
     gradient: Literal["plan", "expected"] = Field(

@@ -1,9 +1,10 @@
-"""When a run looks collapsed: figures of a round that are lower than those of any training that learned something.
+"""When a run looks collapsed: figures of a round that are lower than where training went well.
 
-Runs on CIFAR-10 and on the sample in which nothing was amiss had ranks of 3.5 % of the dimension or more, matched masses
-of 0.4 or more; Adam at a rate that ruined the projector left it a rank of 1.6 % (decision 4), and plain BYOL, with small
-batches or long steps of the server, went on learning with 1.4 %, but less than without. The spread is there because a rank
-does not show a complete collapse: it is of what is left beside the mean, which then is rounding, and has a high rank.
+Runs on CIFAR-10 and on the sample in which nothing was amiss had ranks of 3.5 % of the dimension or more, and matched
+masses of 0.4 or more. Adam at a rate that ruined the projector left it a rank of 1.6 % (decision 4); plain BYOL, with
+small batches or long steps of the server, went on learning with 1.4 %, but less than it does without them. The spread is
+there because a rank does not show a complete collapse: it is of what is left beside the mean, which then is rounding,
+and has a high rank.
 
 How low a spread may be is the method's to say (`Method.least_spread`): in short runs on the sample that learned, with
 encoders of width 2 to 8, FedX went through 0.0004 in its first round, Orchestra through 0.006, and all others had 0.37
