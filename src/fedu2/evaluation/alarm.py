@@ -2,7 +2,7 @@
 
 Runs on CIFAR-10 and on the sample in which nothing was amiss had ranks of 3.5 % of the dimension or more, and matched
 masses of 0.4 or more. Adam at a rate that ruined the projector left it a rank of 1.6 % (decision 4); plain BYOL, with
-small batches or long steps of the server, went on learning with 1.4 %, but less than it does without them. The spread is
+small batches or long steps of the server, went on learning with 1.4 %, but less than without them. The spread is
 there because a rank does not show a complete collapse: it is of what is left beside the mean, which then is rounding,
 and has a high rank.
 
