@@ -28,7 +28,7 @@ from fedu2.federation.callbacks import Callback
 from fedu2.federation.checkpoint import Checkpoints
 from fedu2.federation.local import LocalBackend
 from fedu2.federation.rounds import play_round
-from fedu2.federation.server_step import step
+from fedu2.federation.server_step import ahead, step
 from fedu2.methods import build
 from fedu2.models.flat import FlatModel, ModelState
 from fedu2.options import EUAOptions, ServerOptions
@@ -57,7 +57,8 @@ def candidates(updates: Updates) -> Iterator[Candidate]:
     yield Candidate("before", ModelState(start, updates.buffers.start))
     yield Candidate("before", ModelState(start, updates.buffers.start), calibrate=True)
     for factor in FACTORS:
-        params, _ = step(start, mean.params, None, ServerOptions(lr=factor))
+        options = ServerOptions(lr=factor)
+        params = ahead(*step(start, mean.params, None, options), options)
         yield Candidate(f"fedavg, server.lr={factor:g}", ModelState(params, mean.buffers))
         yield Candidate(f"fedavg, server.lr={factor:g}", ModelState(params, mean.buffers), calibrate=True)
     yield Candidate("equal weights", ModelState(clients.mean(0), buffers.mean(0)))

@@ -1,4 +1,4 @@
-"""The server's step: factor and momentum on what the aggregator found."""
+"""The server's step: factor and momentum on what the aggregator found, and what is sent ahead of the model."""
 
 from __future__ import annotations
 
@@ -15,11 +15,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import fedu2
+from fedu2.aggregators import Aggregate, Updates
+from fedu2.aggregators.fedavg import fedavg
+from fedu2.data import load_dataset, make_partition
 from fedu2.errors import TrainingError
 from fedu2.experiment import Experiment
+from fedu2.federation.callbacks import Callback
 from fedu2.federation.checkpoint import Checkpoints
-from fedu2.federation.rounds import initial_state
-from fedu2.federation.server_step import step
+from fedu2.federation.local import LocalBackend
+from fedu2.federation.rounds import initial_state, play_round
+from fedu2.federation.server_step import ahead, step
 from fedu2.files import digest_of
 from fedu2.methods import build, resolve
 from fedu2.options import ServerOptions
@@ -37,12 +42,14 @@ def _with(experiment: Experiment, *settings: str) -> Experiment:
 
 
 @pytest.mark.parametrize(
-    ("options", "velocity", "params", "after"),
+    ("options", "velocity", "params", "after", "sent"),
     [
-        ({"lr": 1.5}, None, (2.5, -1.0), None),
-        ({"lr": 0.5, "momentum": 0.25}, None, (1.5, 1.0), (1.0, -2.0)),
-        ({"lr": 0.5, "momentum": 0.25}, BEFORE, (2.0, 1.5), (2.0, -1.0)),
-        ({"momentum": 0.75}, BEFORE, (5.0, 3.0), (4.0, 1.0)),
+        ({"lr": 0.5}, None, (1.5, 1.0), None, (1.5, 1.0)),
+        ({"lr": 1.5}, None, (2.0, 0.0), (1.0, -2.0), (2.5, -1.0)),
+        ({"lr": 0.5, "momentum": 0.25}, None, (1.5, 1.0), (1.0, -2.0), (1.5, 1.0)),
+        ({"lr": 0.5, "momentum": 0.25}, BEFORE, (2.0, 1.5), (2.0, -1.0), (2.0, 1.5)),
+        ({"momentum": 0.75}, BEFORE, (5.0, 3.0), (4.0, 1.0), (5.0, 3.0)),
+        ({"lr": 2, "momentum": 0.75}, BEFORE, (5.0, 3.0), (4.0, 1.0), (9.0, 4.0)),
     ],
 )
 def test_by_hand(
@@ -50,14 +57,19 @@ def test_by_hand(
     velocity: torch.Tensor | None,
     params: tuple[float, float],
     after: tuple[float, float] | None,
+    sent: tuple[float, float],
 ) -> None:
+    """θ_g, which is judged, and θ_s, which clients are sent."""
     found, kept = step(START, FOUND, velocity, ServerOptions(**options))
     assert found.tolist() == list(params)
     assert kept is None if after is None else kept is not None and kept.tolist() == list(after)
+    assert ahead(found, kept, ServerOptions(**options)).tolist() == list(sent)
+    assert found.tolist() == list(params)  # as it was
 
 
 def test_by_default_the_aggregate_is_taken_as_it_is() -> None:
     assert step(START, FOUND, None, ServerOptions()) == (FOUND, None)
+    assert ahead(FOUND, None, ServerOptions()) is FOUND
 
 
 @pytest.mark.parametrize(
@@ -66,43 +78,63 @@ def test_by_default_the_aggregate_is_taken_as_it_is() -> None:
 )
 def test_a_target_network_goes_no_farther_than_the_clients_targets(options: dict[str, float], target: float) -> None:
     velocity, chosen = (BEFORE if "momentum" in options else None), ServerOptions(**options)
-    whole, kept = step(START, FOUND, velocity, chosen)
-    params, same = step(START, FOUND, velocity, chosen, trained=1)
+    whole, _ = step(START, FOUND, velocity, chosen)
+    params, kept = step(START, FOUND, velocity, chosen, trained=1)
     assert params.tolist() == [whole[0].item(), target]
-    assert (kept is None and same is None) or torch.equal(kept, same)  # type: ignore[arg-type]
+    sent = ahead(params, kept, chosen, trained=1)
+    assert sent.tolist() == [ahead(whole, kept, chosen)[0].item(), target]
 
 
 @pytest.mark.parametrize("lr", [1.5, 2.0, 3.0])
 def test_a_target_settles_where_the_clients_targets_are(lr: float) -> None:
     """Stepped like the rest it would be mirrored at them for ever with η = 2, and run away with 3."""
-    target = torch.ones(1)
+    target, options = torch.ones(1), ServerOptions(lr=lr)
     for _ in range(5):
-        target, _ = step(target, torch.zeros(1), None, ServerOptions(lr=lr), trained=0)
+        target = ahead(*step(target, torch.zeros(1), None, options, trained=0), options, trained=0)
     assert target.item() == 0
 
 
-def test_the_first_step_of_a_run_is_its_factor_times_that_of_the_aggregator(micro: Experiment, tmp_path: Path) -> None:
-    """Momentum has nothing to add yet; batch-norm buffers and the target network take no such step."""
-    plain, doubled = (
-        fedu2.train(
-            _with(micro, "rounds=1", f"server.lr={lr}", f"server.momentum={beta}"), tmp_path / f"{lr}"
-        ).learner()
-        for lr, beta in ((1, 0), (2, 0.9))
-    )
-    begun, twice = build(resolve(micro)).learner().state_dict(), doubled.state_dict()
-    moved = 0
-    for name, tensor in plain.state_dict().items():
-        if "running" in name or name.startswith("target."):
-            assert torch.equal(twice[name], tensor)
-        elif tensor.is_floating_point():
-            torch.testing.assert_close(twice[name] - begun[name], 2 * (tensor - begun[name]), atol=1e-6, rtol=1e-4)
-            moved += bool((tensor != begun[name]).any())
-    assert moved > 5
-    assert any(name.startswith("target.") and "running" not in name for name in twice)
+def test_clients_are_sent_what_lies_ahead_of_the_model_that_is_judged(micro: Experiment) -> None:
+    """η = 3: after the first round θ_g is the aggregate, and the second begins at θ_g + 2 v; targets, buffers stay."""
+    experiment = resolve(_with(micro, "server.lr=3"))
+    updates: list[Updates] = []
+
+    def catch(seen: Updates) -> Aggregate:
+        updates.append(seen)
+        return fedavg(seen)
+
+    method = replace(build(experiment), aggregator=catch)
+    dataset = load_dataset(experiment.dataset, experiment.data)
+    shares = make_partition(dataset, experiment)
+    backend = LocalBackend(method, dataset.train, shares)
+    states = [initial_state(method, "cpu")]
+    for _ in range(2):
+        after, _ = play_round(states[-1], method, backend, [len(share) for share in shares], Callback())
+        states.append(after)
+    begun, judged = (state.server.model.params for state in states[:2])
+    trained = method.trained
+    assert torch.equal(judged, fedavg(replace(updates[0], clients=updates[0].clients.clone())).params)
+    assert 0 < trained < len(judged)
+    torch.testing.assert_close(updates[1].start[:trained], (judged + 2 * (judged - begun))[:trained])
+    assert torch.equal(updates[1].start[trained:], judged[trained:])
+    assert updates[1].buffers is not None
+    assert torch.equal(updates[1].buffers.start, states[1].server.model.buffers)
 
 
-def test_momentum_goes_on_where_a_run_was_stopped(micro: Experiment, tmp_path: Path) -> None:
-    experiment = _with(micro, "rounds=3", "server.momentum=0.5")
+def test_a_longer_step_shows_from_the_second_round_on(micro: Experiment, tmp_path: Path) -> None:
+    """What is judged after the first is the aggregate, whatever comes next."""
+    for rounds, same in ((1, True), (2, False)):
+        plain, longer = (
+            fedu2.train(_with(micro, f"rounds={rounds}", f"server.lr={lr}"), tmp_path / f"{rounds}-{lr}").learner()
+            for lr in (1, 2)
+        )
+        other = longer.state_dict()
+        assert all(torch.equal(other[name], tensor) for name, tensor in plain.state_dict().items()) == same
+
+
+@pytest.mark.parametrize("setting", ["server.momentum=0.5", "server.lr=1.5"])
+def test_the_step_goes_on_where_a_run_was_stopped(micro: Experiment, tmp_path: Path, setting: str) -> None:
+    experiment = _with(micro, "rounds=3", setting)
     whole = fedu2.train(experiment, tmp_path / "whole")
     fedu2.train(_with(experiment, "rounds=2"), tmp_path / "cut")
     resumed = fedu2.train(experiment, tmp_path / "cut", resume=True)

@@ -2,7 +2,7 @@
 
     checkpoint/round-000012/
         server.safetensors          θ_g and its buffers under the module's own names; `extra/NAME` of the method
-        velocity.safetensors        v of the server's step, where that has momentum
+        velocity.safetensors        v of the server's step, where that is longer than 1 or has momentum
         client-0003.safetensors     what client 3 remembers
         best.safetensors            the global model of the best round by kNN, where that is an earlier one
         manifest.json               round, experiment, the size and SHA-256 of every file, what the images and their

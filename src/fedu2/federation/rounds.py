@@ -18,7 +18,7 @@ from fedu2.experiment import Experiment
 from fedu2.federation.backend import Absent, Backend, Observer, bytes_a_parameter, trusts
 from fedu2.federation.batches import steps_of
 from fedu2.federation.optimizers import learning_rate
-from fedu2.federation.server_step import step
+from fedu2.federation.server_step import ahead, step
 from fedu2.methods import Memory, Method, Reply, ServerState, Task
 from fedu2.models.flat import FlatModel, ModelState
 from fedu2.seeds import generator
@@ -42,11 +42,11 @@ class FederationState:
     """All that a federation carries from round to round; resuming is reading it."""
 
     round: int  # rounds played so far
-    server: ServerState
+    server: ServerState  # with θ_g, the model that is judged; what is sent may lie ahead of it (`server_step`)
     memories: Mapping[int, Memory] = field(default_factory=dict)  # of the clients that have taken part
     best: Best | None = None  # of the rounds that were judged by kNN
     seen: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # the last models of clients that are not ours
-    velocity: Tensor | None = None  # (P,) v of the server's step, where that has momentum
+    velocity: Tensor | None = None  # (P,) v of the server's step, where that is longer than 1 or has momentum
 
     def judged(self, knn: float) -> FederationState:
         """The same after its global model was judged."""
@@ -87,6 +87,7 @@ def play_round(
     if state.round == 0 and method.prelude:
         state, before, earlier = _prelude(state, method, backend, clients, observer)
     experiment, round_ = method.experiment, state.round + 1
+    state = _about_to_send(state, method)
     drawn = [clients[place] for place in participants(experiment, len(clients), round_)]
     steps = _steps(examples, experiment, trusts(backend))
     lr = learning_rate(experiment, round_)
@@ -115,7 +116,9 @@ def play_round(
     server, logged = method.aggregate(state.server, updates, [reply.payload for reply in replies])
     params, velocity = step(start.params, server.model.params, state.velocity, experiment.server, method.trained)
     server = replace(server, model=replace(server.model, params=params))
-    _check_finite(server.model, f"the global model is not finite after round {round_}: lower optimizer.lr or server.lr")
+    after = replace(state, round=round_, server=server, memories=memories, seen=seen, velocity=velocity)
+    complaint = f"the global model is not finite after round {round_}: lower optimizer.lr or server.lr"
+    _check_finite(_about_to_send(after, method).server.model, complaint)
     record = {"round": round_, "lr": lr, "clients": [reply.client for reply in replies], **_means(replies)}
     record |= {name: value + before.get(name, 0) for name, value in work.items()}
     record |= {name if "." in name else f"{experiment.aggregator}.{name}": value for name, value in logged.items()}
@@ -126,8 +129,14 @@ def play_round(
         record["left_out"] = {str(client): reason for client, reason in sorted(left_out.items())}
     if held:
         record["bounded"] = {str(client): reasons for client, reasons in sorted(held.items())}
-    after = replace(state, round=round_, server=server, memories=memories, seen=seen, velocity=velocity)
     return after, record
+
+
+def _about_to_send(state: FederationState, method: Method) -> FederationState:
+    """The state with θ_s, which clients are sent, in the place of θ_g."""
+    model, options = state.server.model, method.experiment.server
+    params = ahead(model.params, state.velocity, options, method.trained)
+    return replace(state, server=replace(state.server, model=replace(model, params=params)))
 
 
 def _arrivals(
