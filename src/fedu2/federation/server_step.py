@@ -7,7 +7,7 @@ defaults, take θ̄ itself. What clients agree on, round after round, adds up in
 
 θ_g is the global model, which is judged, saved and exported; θ_s is what is sent to the clients. They differ where
 η > 1: a longer step overshoots in what settles within a round (heads, scales of batch norm), and clients mend it in the
-next. As a model to be used θ_s is worse than the mean that it came from, and worse the longer the step
+next. From η = 2 on θ_s is a worse model than the mean that it came from, and worse the longer the step
 (docs/research.md, section 12). FedExP judges means of its iterates, too, and not the last (ICLR 2023).
 
 Batch-norm buffers are statistics of the clients' images and no parameters: they take no such step. Nor does a target
