@@ -171,6 +171,7 @@ class ServerOptions(Options):
     """The server's step along what the aggregator found, for all aggregators; see fedu2/federation/server_step.py."""
 
     lr: float = Field(1.0, gt=0, description="η, factor on the step")
+    until: float = Field(1.0, gt=0, le=1, description="the share of rounds after which η is 1, if it was more")
     momentum: float = Field(0.0, ge=0, lt=1, description="β, of the steps of earlier rounds")
 
 

@@ -18,7 +18,7 @@ from fedu2.experiment import Experiment
 from fedu2.federation.backend import Absent, Backend, Observer, bytes_a_parameter, trusts
 from fedu2.federation.batches import steps_of
 from fedu2.federation.optimizers import learning_rate
-from fedu2.federation.server_step import ahead, step
+from fedu2.federation.server_step import ahead, options_at, step
 from fedu2.methods import Memory, Method, Reply, ServerState, Task
 from fedu2.models.flat import FlatModel, ModelState
 from fedu2.seeds import generator
@@ -114,7 +114,8 @@ def play_round(
     updates = Updates(start.params, arrivals.params, shares, beside, layout, round_, method.trained)
     together = agreement(updates)
     server, logged = method.aggregate(state.server, updates, [reply.payload for reply in replies])
-    params, velocity = step(start.params, server.model.params, state.velocity, experiment.server, method.trained)
+    options = options_at(experiment.server, round_, experiment.rounds)
+    params, velocity = step(start.params, server.model.params, state.velocity, options, method.trained)
     server = replace(server, model=replace(server.model, params=params))
     after = replace(state, round=round_, server=server, memories=memories, seen=seen, velocity=velocity)
     complaint = f"the global model is not finite after round {round_}: lower optimizer.lr or server.lr"
@@ -134,7 +135,8 @@ def play_round(
 
 def _about_to_send(state: FederationState, method: Method) -> FederationState:
     """The state with θ_s, which clients are sent, in the place of θ_g."""
-    model, options = state.server.model, method.experiment.server
+    model, experiment = state.server.model, method.experiment
+    options = options_at(experiment.server, state.round, experiment.rounds)
     params = ahead(model.params, state.velocity, options, method.trained)
     return replace(state, server=replace(state.server, model=replace(model, params=params)))
 

@@ -9,6 +9,8 @@ defaults, take θ̄ itself. What clients agree on, round after round, adds up in
 η > 1: a longer step overshoots in what settles within a round (heads, scales of batch norm), and clients mend it in the
 next. From η = 2 on θ_s is a worse model than the mean that it came from, and worse the longer the step
 (docs/research.md, section 12). FedExP judges means of its iterates, too, and not the last (ICLR 2023).
+When the clients' rate has fallen to almost nothing they mend nothing any more, and a run would end with what overshot:
+`server.until` ends longer steps before.
 
 Batch-norm buffers are statistics of the clients' images and no parameters: they take no such step. Nor does a target
 network θ' that travels. It is trained by nobody: at the end of a round each client's has caught up with the client's
@@ -26,7 +28,14 @@ from torch import Tensor
 
 from fedu2.options import ServerOptions
 
-__all__ = ["ahead", "step"]
+__all__ = ["ahead", "options_at", "step"]
+
+
+def options_at(options: ServerOptions, round_: int, rounds: int) -> ServerOptions:
+    """Those of the step that ends a round: η > 1 holds until the share `until` of all rounds is over, and is 1 then."""
+    if options.lr <= 1 or round_ <= options.until * rounds:
+        return options
+    return options.model_copy(update={"lr": 1.0})
 
 
 def step(
