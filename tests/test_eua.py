@@ -118,6 +118,7 @@ def test_metrics_are_plain_and_complete() -> None:
         "min_norm": [0.2, 0.8],
         "rates": [1.0, 1.0],  # 2⟨Δ_k, (0.5, 1)⟩/‖Δ_k‖²
         "norms": [1.0, 2.0],
+        "clients": 2.0,
         "scale": 1.0,
         "residual": pytest.approx(0, abs=1e-12),
     }

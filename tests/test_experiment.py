@@ -133,6 +133,30 @@ def test_methods_fill_in_their_choices(settings: list[str], objective: str, aggr
 
 
 @pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (["optimizer.schedule=cosine"], ("cosine", 0.5)),
+        (["optimizer.schedule=cosine", "fur.until=0.2"], ("cosine", 0.2)),
+        (["optimizer.schedule=cosine", "fur.schedule=constant"], ("constant", 1.0)),
+        (["optimizer.schedule=constant"], ("constant", 1.0)),
+        (["optimizer.schedule=constant", "fur.schedule=cosine"], ("cosine", 0.5)),
+        (["optimizer.schedule=cosine", "method=fedbyol"], ("constant", 1.0)),
+    ],
+)
+def test_the_weight_of_fur_falls_where_the_rate_does(settings: list[str], expected: tuple[str, float]) -> None:
+    resolved = resolve(Experiment.parse({}, settings))
+    assert (resolved.fur.schedule, resolved.fur.until) == expected
+    assert resolve(resolved) == resolved
+
+
+def test_in_runs_from_before_schedules_of_fur_it_did_not_fall() -> None:
+    run = resolve(Experiment.parse({"dataset": "cifar10"})).flat()
+    assert run["fur.schedule"] == "cosine"
+    older = {key: value for key, value in run.items() if key not in ("fur.schedule", "fur.until")}
+    assert resolve(Experiment.parse(older)).fur.schedule == "constant"
+
+
+@pytest.mark.parametrize(
     ("settings", "sentence"),
     [
         (["method=fedu3"], "unknown method 'fedu3'"),

@@ -58,7 +58,7 @@ def test_the_global_model_is_that_of_the_local_backend(
     micro: Experiment, tmp_path: Path, method: str, objective: str
 ) -> None:
     # What follows a schedule needs to be told at the sites how far the run is.
-    schedules = {"optimizer__schedule": "cosine", "fur__schedule": "cosine"}
+    schedules = {"optimizer__schedule": "cosine", "fur__schedule": "cosine", "fur__until": 1}
     experiment = micro.with_(method=method, objective=objective, rounds=2, **schedules)
     local = fedu2.train(experiment, tmp_path / "local")
     over = serve(LocalGrid(app, _partitions(3)), experiment, tmp_path / "flower")

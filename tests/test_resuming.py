@@ -379,8 +379,16 @@ def test_ctrl_c_many_times_is_one_line(tmp_path: Path) -> None:
     assert said == f"fedu2: interrupted; continue with: fedu2 train --resume --out {out}\n"
 
 
-@pytest.mark.parametrize("schedule", ["optimizer__schedule", "byol__momentum_schedule", "fur__schedule"])
-def test_a_run_whose_schedule_has_an_end_is_not_prolonged(tmp_path: Path, schedule: str) -> None:
-    run = fedu2.train(_minute(**{schedule: "cosine"}), tmp_path / "run").path
+@pytest.mark.parametrize(
+    "ending",
+    [
+        {"optimizer__schedule": "cosine"},
+        {"byol__momentum_schedule": "cosine"},
+        {"fur__schedule": "cosine"},
+        {"server__lr": 2, "server__until": 0.5},
+    ],
+)
+def test_a_run_whose_schedule_has_an_end_is_not_prolonged(tmp_path: Path, ending: dict[str, Any]) -> None:
+    run = fedu2.train(_minute(**ending), tmp_path / "run").path
     with pytest.raises(UsageError, match=r"rounds was 2 and is now 3; its schedules end with the last round"):
         _go_on(run)

@@ -23,8 +23,8 @@ from fedu2.experiment import Experiment
 from fedu2.federation.callbacks import Callback
 from fedu2.federation.checkpoint import Checkpoints
 from fedu2.federation.local import LocalBackend
-from fedu2.federation.rounds import initial_state, play_round
-from fedu2.federation.server_step import ahead, step
+from fedu2.federation.rounds import FederationState, initial_state, play_round
+from fedu2.federation.server_step import ahead, options_at, step
 from fedu2.files import digest_of
 from fedu2.methods import build, resolve
 from fedu2.options import ServerOptions
@@ -39,6 +39,25 @@ def _last(run: Path, name: str) -> Path:
 
 def _with(experiment: Experiment, *settings: str) -> Experiment:
     return Experiment.parse(experiment.flat(), list(settings))
+
+
+def _played(experiment: Experiment, rounds: int) -> tuple[list[FederationState], list[Updates]]:
+    """The states before and after every round, and what the aggregator, FedAvg, was given in each."""
+    updates: list[Updates] = []
+
+    def catch(seen: Updates) -> Aggregate:
+        updates.append(seen)
+        return fedavg(seen)
+
+    method = replace(build(experiment), aggregator=catch)
+    dataset = load_dataset(experiment.dataset, experiment.data)
+    shares = make_partition(dataset, experiment)
+    backend = LocalBackend(method, dataset.train, shares)
+    states = [initial_state(method, "cpu")]
+    for _ in range(rounds):
+        after, _ = play_round(states[-1], method, backend, [len(share) for share in shares], Callback())
+        states.append(after)
+    return states, updates
 
 
 @pytest.mark.parametrize(
@@ -94,23 +113,36 @@ def test_a_target_settles_where_the_clients_targets_are(lr: float) -> None:
     assert target.item() == 0
 
 
+@pytest.mark.parametrize(
+    ("options", "rounds", "expected"),
+    [
+        ({"lr": 2.0}, 4, [2, 2, 2, 2]),
+        ({"lr": 2.0, "until": 0.5}, 4, [2, 2, 1, 1]),
+        ({"lr": 2.0, "until": 0.7, "momentum": 0.5}, 5, [2, 2, 2, 1, 1]),
+        ({"lr": 0.5, "until": 0.5}, 4, [0.5, 0.5, 0.5, 0.5]),  # no longer step that could end
+    ],
+)
+def test_longer_steps_end_in_time(options: dict[str, float], rounds: int, expected: list[float]) -> None:
+    chosen = [options_at(ServerOptions(**options), round_, rounds) for round_ in range(1, rounds + 1)]
+    assert [each.lr for each in chosen] == expected
+    assert {each.momentum for each in chosen} == {options.get("momentum", 0)}
+
+
+def test_after_the_last_long_step_clients_are_sent_what_is_judged(micro: Experiment) -> None:
+    """η = 3 after the first of three rounds, and 1 after the second: only the second begins ahead."""
+    experiment = resolve(_with(micro, "rounds=3", "server.lr=3", "server.until=0.4"))
+    states, updates = _played(experiment, 3)
+    begun = zip(states, updates, strict=False)
+    ahead_of = [not torch.equal(seen.start, state.server.model.params) for state, seen in begun]
+    assert ahead_of == [False, True, False]
+    assert [state.velocity is None for state in states] == [True, False, True, True]
+
+
 def test_clients_are_sent_what_lies_ahead_of_the_model_that_is_judged(micro: Experiment) -> None:
     """η = 3: after the first round θ_g is the aggregate, and the second begins at θ_g + 2 v; targets, buffers stay."""
     experiment = resolve(_with(micro, "server.lr=3"))
-    updates: list[Updates] = []
-
-    def catch(seen: Updates) -> Aggregate:
-        updates.append(seen)
-        return fedavg(seen)
-
-    method = replace(build(experiment), aggregator=catch)
-    dataset = load_dataset(experiment.dataset, experiment.data)
-    shares = make_partition(dataset, experiment)
-    backend = LocalBackend(method, dataset.train, shares)
-    states = [initial_state(method, "cpu")]
-    for _ in range(2):
-        after, _ = play_round(states[-1], method, backend, [len(share) for share in shares], Callback())
-        states.append(after)
+    method = build(experiment)
+    states, updates = _played(experiment, 2)
     begun, judged = (state.server.model.params for state in states[:2])
     trained = method.trained
     assert torch.equal(judged, fedavg(replace(updates[0], clients=updates[0].clients.clone())).params)

@@ -207,7 +207,7 @@ def test_a_round_tells_fur_how_far_the_run_is() -> None:
     seen: list[float] = []
 
     def watching(outcome: Outcome, generator: torch.Generator, progress: torch.Tensor) -> tuple[torch.Tensor, dict]:
-        seen.append(float(weight_at(FUROptions(weight=2.0, schedule="cosine"), progress)))
+        seen.append(float(weight_at(FUROptions(weight=2.0, schedule="cosine", until=1), progress)))
         return outcome.loss.new_zeros(()), {}
 
     play(replace(_method("fedu2", **settings), regularizers=(watching,)), images, shares, rounds=2)

@@ -166,8 +166,21 @@ class Experiment(Options):
 
 
 def _of_today(values: Any) -> Any:
-    """Nested values of a run or file of an earlier version: `eua.server_lr`, EUA's alone then, is `server.lr` now."""
-    group = values.get("eua") if isinstance(values, dict) else None
+    """Nested values of a run or file of an earlier version, as this one calls them."""
+    return _with_servers_step(_with_constant_weight(values)) if isinstance(values, dict) else values
+
+
+def _with_constant_weight(values: dict[str, Any]) -> dict[str, Any]:
+    """A run keeps all keys of a group: one without `fur.schedule` is of a version in which λ_U did not fall."""
+    group = values.get("fur")
+    if not isinstance(group, dict) or "schedule" in group or not {"weight", "form", "solver"} <= group.keys():
+        return values
+    return {**values, "fur": {**group, "schedule": "constant"}}
+
+
+def _with_servers_step(values: dict[str, Any]) -> dict[str, Any]:
+    """`eua.server_lr`, EUA's alone then, is `server.lr` now."""
+    group = values.get("eua")
     if not isinstance(group, dict) or "server_lr" not in group:
         return values
     step = {"server": {"lr": group["server_lr"]}}

@@ -129,8 +129,10 @@ class FUROptions(Options):
     """Flexible uniform regulariser: unbalanced transport toward random points on the sphere."""
 
     weight: float = Field(2.0, ge=0, description="λ_U, in the units of the gradient; 0 switches FUR off")
-    schedule: Literal["constant", "cosine"] = Field("constant", description="cosine: λ_U falls to 0 over the rounds")
-    until: float = Field(1.0, gt=0, le=1, description="schedule=cosine: the share of rounds after which λ_U is 0")
+    schedule: Literal["auto", "constant", "cosine"] = Field(
+        "auto", description="cosine: λ_U falls to 0 over the rounds; auto: as optimizer.schedule"
+    )
+    until: float = Field(0.5, gt=0, le=1, description="schedule=cosine: the share of rounds after which λ_U is 0")
     form: Literal["cosine", "literal"] = Field(
         "cosine",
         description="cosine: unit masses, cost 1 − ⟨z, s⟩, moves mass; literal: as printed, moves none",

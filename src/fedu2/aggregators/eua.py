@@ -101,6 +101,7 @@ def eua(options: EUAOptions) -> Aggregator:
             "min_norm": step.min_norm.tolist(),
             "rates": step.rates.tolist(),
             "norms": products.diagonal().sqrt().tolist(),
+            "clients": float(1 / step.weights.square().sum()),  # on how many, as it were, the step stands
             "scale": step.scale,
             "residual": step.residual,
         }

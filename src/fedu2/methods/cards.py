@@ -34,6 +34,7 @@ class MethodCard:
     aggregator: str = "fedavg"
     target: Target = "local"  # of BYOL's target network
     rotation: float = 0.0  # weight of the rotation loss
+    fur: bool = False  # whether its loss has FUR
     sends: str = ""  # beside encoder, heads and a shared target network
     remembers: str = ""  # beside a local target network
     plain: Mapping[str, Any] | None = None  # settings that turn it into plain FedAvg; None: the baseline it stands on
@@ -72,7 +73,17 @@ def resolve(experiment: Experiment) -> Experiment:
     views_for(experiment.views, objective)
     target = card.target if experiment.byol.target == "auto" else experiment.byol.target
     rotation = card.rotation if experiment.rotation.weight is None else experiment.rotation.weight
-    return experiment.with_(objective=objective, aggregator=aggregator, byol__target=target, rotation__weight=rotation)
+    falling = experiment.fur.schedule == "cosine"
+    if experiment.fur.schedule == "auto":
+        falling = card.fur and experiment.optimizer.schedule == "cosine"
+    return experiment.with_(
+        objective=objective,
+        aggregator=aggregator,
+        byol__target=target,
+        rotation__weight=rotation,
+        fur__schedule="cosine" if falling else "constant",
+        fur__until=experiment.fur.until if falling else 1.0,  # of no meaning then
+    )
 
 
 def build(experiment: Experiment) -> Method:

@@ -24,6 +24,7 @@ __all__ = ["fedu2"]
     objectives=("byol", "simclr", "simsiam"),
     aggregator="eua",
     target="shared",
+    fur=True,
     plain={"aggregator": "fedavg", "fur.weight": 0.0},
     reference="Liao et al., Rethinking the Representation in Federated Unsupervised Learning, CVPR 2024",
 )

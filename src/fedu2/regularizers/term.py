@@ -39,6 +39,6 @@ class FUR:
 
 def weight_at(options: FUROptions, progress: Tensor) -> float | Tensor:
     """λ_U: constant, or λ_U · ½(1 + cos(πp)) with p = progress/until, at most 1: it falls to 0, and stays there."""
-    if options.schedule == "constant":
+    if options.schedule != "cosine":
         return options.weight
     return options.weight * (1 + torch.cos(torch.pi * (progress / options.until).clamp(max=1))) / 2
