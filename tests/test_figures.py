@@ -306,8 +306,10 @@ def test_a_snapshot_leaves_the_run_alone_and_is_kept(run: fedu2.Run, monkeypatch
     assert torch.equal(snapshot(run).features, first.features)
 
 
-def test_local_models_are_those_of_the_next_round(run: fedu2.Run) -> None:
-    """What a run that goes on really trains, client by client."""
+@pytest.mark.parametrize("lr", [1.0, 2.0])
+def test_local_models_are_those_of_the_next_round(micro: Experiment, tmp_path: Path, lr: float) -> None:
+    """What a run that goes on really trains, client by client, from what it is sent."""
+    run = fedu2.train(micro.with_(rounds=2, server__lr=lr), tmp_path / "run")
     taken = snapshot(run)
     replies = {}
 

@@ -25,7 +25,7 @@ from fedu2.seeds import generator
 
 log = logging.getLogger("fedu2")
 
-__all__ = ["Best", "FederationState", "initial_state", "participants", "play_round"]
+__all__ = ["Best", "FederationState", "as_sent", "initial_state", "participants", "play_round"]
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def play_round(
     if state.round == 0 and method.prelude:
         state, before, earlier = _prelude(state, method, backend, clients, observer)
     experiment, round_ = method.experiment, state.round + 1
-    state = _about_to_send(state, method)
+    state = as_sent(state, method)
     drawn = [clients[place] for place in participants(experiment, len(clients), round_)]
     steps = _steps(examples, experiment, trusts(backend))
     lr = learning_rate(experiment, round_)
@@ -119,7 +119,7 @@ def play_round(
     server = replace(server, model=replace(server.model, params=params))
     after = replace(state, round=round_, server=server, memories=memories, seen=seen, velocity=velocity)
     complaint = f"the global model is not finite after round {round_}: lower optimizer.lr or server.lr"
-    _check_finite(_about_to_send(after, method).server.model, complaint)
+    _check_finite(as_sent(after, method).server.model, complaint)
     record = {"round": round_, "lr": lr, "clients": [reply.client for reply in replies], **_means(replies)}
     record |= {name: value + before.get(name, 0) for name, value in work.items()}
     record |= {name if "." in name else f"{experiment.aggregator}.{name}": value for name, value in logged.items()}
@@ -133,7 +133,7 @@ def play_round(
     return after, record
 
 
-def _about_to_send(state: FederationState, method: Method) -> FederationState:
+def as_sent(state: FederationState, method: Method) -> FederationState:
     """The state with θ_s, which clients are sent, in the place of θ_g."""
     model, experiment = state.server.model, method.experiment
     options = options_at(experiment.server, state.round, experiment.rounds)

@@ -29,7 +29,7 @@ from fedu2.federation.callbacks import Callback
 from fedu2.federation.checkpoint import Checkpoints
 from fedu2.federation.local import LocalBackend
 from fedu2.federation.optimizers import learning_rate
-from fedu2.federation.rounds import participants
+from fedu2.federation.rounds import as_sent, participants
 from fedu2.files import atomic_file, opened, read_bytes
 from fedu2.methods import Task, build
 from fedu2.models.flat import FlatModel
@@ -107,7 +107,7 @@ def _take(run: Run, device: str) -> Snapshot:
     by_client: dict[int, Tensor] = {}
     backend = LocalBackend(method, dataset.train, shares)
     tasks = _tasks(method.experiment, [len(share) for share in shares], state.round + 1)
-    for reply in backend.run(tasks, state.server, state.memories, Callback()):
+    for reply in backend.run(tasks, as_sent(state, method).server, state.memories, Callback()):
         model.load(reply.model)
         by_client[reply.client] = features()
     clients = sorted(by_client)
