@@ -119,6 +119,7 @@ def test_a_target_settles_where_the_clients_targets_are(lr: float) -> None:
         ({"lr": 2.0}, 4, [2, 2, 2, 2]),
         ({"lr": 2.0, "until": 0.5}, 4, [2, 2, 1, 1]),
         ({"lr": 2.0, "until": 0.7, "momentum": 0.5}, 5, [2, 2, 2, 1, 1]),
+        ({"lr": 2.0, "until": 0.57}, 100, [2] * 57 + [1] * 43),  # 0.57 · 100 is less than 57
         ({"lr": 0.5, "until": 0.5}, 4, [0.5, 0.5, 0.5, 0.5]),  # no longer step that could end
     ],
 )

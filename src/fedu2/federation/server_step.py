@@ -33,7 +33,7 @@ __all__ = ["ahead", "options_at", "step"]
 
 def options_at(options: ServerOptions, round_: int, rounds: int) -> ServerOptions:
     """Those of the step that ends a round: η > 1 holds until the share `until` of all rounds is over, and is 1 then."""
-    if options.lr <= 1 or round_ <= options.until * rounds:
+    if options.lr <= 1 or round_ / rounds <= options.until:
         return options
     return options.model_copy(update={"lr": 1.0})
 
