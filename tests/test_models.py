@@ -7,6 +7,7 @@ from torch import nn
 from fedu2.errors import UsageError
 from fedu2.models import build_encoder, encoders, mlp
 from fedu2.models.norm import Norm
+from fedu2.models.resnet import Pointwise
 
 
 def _parameters(module: nn.Module) -> int:
@@ -44,6 +45,26 @@ def test_resnet18_keeps_full_resolution_in_the_first_stage() -> None:
         x = stage(x)
         sizes.append(tuple(x.shape[1:]))
     assert sizes == [(2, 32, 32), (4, 16, 16), (8, 8, 8), (16, 4, 4)]
+
+
+@pytest.mark.parametrize("channels", [3, 4, 12, 16, 20])
+@pytest.mark.parametrize("size", [15, 16])
+def test_strided_shortcuts_have_the_right_gradients(channels: int, size: int) -> None:
+    """Against a matrix product in double precision: oneDNN's kernel corrupts memory on some CPUs."""
+    x = torch.randn(32, channels, size, size).to(memory_format=torch.channels_last).requires_grad_()
+    conv = Pointwise(channels, 8, 1, 2, bias=False).to(memory_format=torch.channels_last)
+    y = conv(x)
+    upstream = torch.randn_like(y)
+    y.backward(upstream)
+
+    seen, weight = x.detach()[:, :, ::2, ::2].double(), conv.weight.detach()[:, :, 0, 0].double()
+    torch.testing.assert_close(y.double(), torch.einsum("ncij,oc->noij", seen, weight), rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        conv.weight.grad[:, :, 0, 0].double(), torch.einsum("noij,ncij->oc", upstream.double(), seen), rtol=0, atol=1e-2
+    )
+    inner = torch.einsum("noij,oc->ncij", upstream.double(), weight)
+    torch.testing.assert_close(x.grad[:, :, ::2, ::2].double(), inner, rtol=0, atol=1e-4)
+    assert float(x.grad.square().sum()) == pytest.approx(float(inner.square().sum()), rel=1e-4)  # and 0 elsewhere
 
 
 def test_head_is_the_papers_mlp() -> None:

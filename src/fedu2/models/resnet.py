@@ -26,7 +26,24 @@ def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
 def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
     if inputs == outputs and stride == 1:
         return nn.Identity()
-    return nn.Sequential(_conv(inputs, outputs, 1, stride), Norm(outputs))
+    return nn.Sequential(Pointwise(inputs, outputs, 1, stride, bias=False), Norm(outputs))
+
+
+class Pointwise(nn.Conv2d):
+    """A 1×1 convolution; of few channels, and trained on a CPU, it leaves out what its stride passes over beforehand.
+
+    The same function. oneDNN's own way of doing so writes past its workspace in the gradient of the weights where
+    channels are fewer than a vector register holds (uxlfoundation/oneDNN, issue 6035): with AVX2 and 4 channels,
+    training ended in a segmentation fault.
+    """
+
+    REGISTER = 16  # floats in the widest
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda or self.in_channels >= self.REGISTER or not torch.is_grad_enabled():
+            return super().forward(x)  # one operation, also where it is exported
+        rows, columns = self.stride
+        return F.conv2d(x[..., ::rows, ::columns], self.weight, self.bias)
 
 
 class BasicBlock(nn.Module):
