@@ -22,7 +22,7 @@ from fedu2.methods import resolve
 from fedu2.paper import plan, rows
 from fedu2.paper.page import SWEEPS, TABLES, gather, machines, page
 from fedu2.paper.plan import HOME, PROTOCOLS, Cell, exhibits
-from fedu2.paper.records import Record, path_of
+from fedu2.paper.records import Record, path_of, read
 from fedu2.paper.tables import groups
 from fedu2.parsing import leaves
 
@@ -347,6 +347,21 @@ def test_the_repository_shows_what_its_records_say() -> None:
     assert publish.stale(ROOT, wanted) == []
     for path, text in wanted.items():
         assert path.read_text(encoding="utf-8") == text, f"{path.relative_to(ROOT)} is out of date: make results"
+
+
+def test_the_first_recipes_table_says_what_its_records_say() -> None:
+    place = ROOT / "results" / "first-recipe"
+    text, paths = (place / "README.md").read_text(encoding="utf-8"), sorted(place.rglob("seed-*.json"))
+    assert len(paths) == 6
+    for path in paths:
+        record = read(path)
+        setting, row = record.cell.split("/")
+        scores = " | ".join("" if (s := record.score(name)) is None else f"{s:.2f}" for name in plan.PROTOCOLS)
+        line = f"| {plan.setting_title(setting)} | {rows.ROWS[row].title} | {scores} | {record.seconds() / 60:.1f} |"
+        assert line in text
+    table = text.split("\n\n")[2]
+    assert table.startswith("| setting")
+    assert table in (ROOT / "README.md").read_text(encoding="utf-8")  # until the tables have records again
 
 
 def test_all_scores_of_the_tables_are_known() -> None:
