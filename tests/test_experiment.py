@@ -149,11 +149,20 @@ def test_the_weight_of_fur_falls_where_the_rate_does(settings: list[str], expect
     assert resolve(resolved) == resolved
 
 
-def test_in_runs_from_before_schedules_of_fur_it_did_not_fall() -> None:
-    run = resolve(Experiment.parse({"dataset": "cifar10"})).flat()
-    assert run["fur.schedule"] == "cosine"
-    older = {key: value for key, value in run.items() if key not in ("fur.schedule", "fur.until")}
-    assert resolve(Experiment.parse(older)).fur.schedule == "constant"
+@pytest.mark.parametrize(("gone", "schedule"), [({"fur.schedule", "fur.until"}, "constant"), ({"fur.until"}, "cosine")])
+@pytest.mark.parametrize("method", ["fedu2", "fedbyol"])
+def test_runs_from_before_schedules_of_fur_are_read_as_what_they_meant(
+    method: str, gone: set[str], schedule: str
+) -> None:
+    run = resolve(Experiment.parse({"dataset": "cifar10", "method": method, "fur.schedule": "cosine"})).flat()
+    older = Experiment.parse({key: value for key, value in run.items() if key not in gone})
+    assert (older.fur.schedule, older.fur.until) == (schedule, 1.0)
+    assert resolve(older) == older  # whether it is resolved or not, so that nothing takes it for another
+
+
+def test_a_few_keys_of_fur_make_no_older_run() -> None:
+    given = {"dataset": "cifar10", "fur.weight": 0.1, "fur.form": "literal", "fur.solver": "fast"}
+    assert resolve(Experiment.parse(given)).fur.schedule == "cosine"
 
 
 @pytest.mark.parametrize(

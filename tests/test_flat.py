@@ -30,8 +30,11 @@ def test_flattening_does_not_change_what_the_model_computes() -> None:
     x = torch.randn(5, 3, 16, 16)
     module.eval()
     before = module.encoder(x)
+    values = [parameter.detach().clone() for parameter in module.parameters()]
     FlatModel(module)
-    assert torch.equal(module.encoder(x), before)
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), values, strict=True))
+    # Kernels lie in another order then, for which some CPUs have another convolution, which rounds differently.
+    torch.testing.assert_close(module.encoder(x), before, rtol=1e-5, atol=1e-6)
 
 
 def test_gradients_arrive_in_one_vector_and_steps_act_on_it() -> None:

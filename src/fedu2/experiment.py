@@ -170,12 +170,18 @@ def _of_today(values: Any) -> Any:
     return _with_servers_step(_with_constant_weight(values)) if isinstance(values, dict) else values
 
 
+# A run keeps all keys of a group; these are FUR's since the first version.
+_FUR = {"weight", "form", "solver", "output", "tau_a", "tau_b", "references"}
+
+
 def _with_constant_weight(values: dict[str, Any]) -> dict[str, Any]:
-    """A run keeps all keys of a group: one without `fur.schedule` is of a version in which λ_U did not fall."""
+    """A run without `fur.schedule` is of a version in which λ_U did not fall; one without `fur.until`, of one in which
+    it fell over all rounds.
+    """
     group = values.get("fur")
-    if not isinstance(group, dict) or "schedule" in group or not {"weight", "form", "solver"} <= group.keys():
+    if not isinstance(group, dict) or not group.keys() >= _FUR:
         return values
-    return {**values, "fur": {**group, "schedule": "constant"}}
+    return {**values, "fur": {"schedule": "constant", "until": 1.0, **group}}
 
 
 def _with_servers_step(values: dict[str, Any]) -> dict[str, Any]:

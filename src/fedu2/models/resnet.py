@@ -41,7 +41,7 @@ class Pointwise(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.is_cuda or self.in_channels >= self.REGISTER or not torch.is_grad_enabled():
-            return super().forward(x)  # one operation, also where it is exported
+            return super().forward(x)
         rows, columns = self.stride
         return F.conv2d(x[..., ::rows, ::columns], self.weight, self.bias)
 

@@ -41,7 +41,7 @@ __all__ = ["FILE", "Snapshot", "evenly", "snapshot"]
 log = logging.getLogger("fedu2")
 
 FILE = "representations.safetensors"
-FORMAT = "1"
+FORMAT = "2"  # 1: local models were trained from the model that is judged, also where another was sent
 MOST_CLIENTS = 10
 MOST_IMAGES = 2000
 
