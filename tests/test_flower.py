@@ -57,9 +57,10 @@ METHODS = [("fedu2", "byol"), ("fedema", "byol"), ("orchestra", "orchestra"), ("
 def test_the_global_model_is_that_of_the_local_backend(
     micro: Experiment, tmp_path: Path, method: str, objective: str
 ) -> None:
-    # What follows a schedule needs to be told at the sites how far the run is.
+    # What follows a schedule needs to be told at the sites how far the run is; and what is sent lies ahead of θ_g.
     schedules = {"optimizer__schedule": "cosine", "fur__schedule": "cosine", "fur__until": 1}
-    experiment = micro.with_(method=method, objective=objective, rounds=2, **schedules)
+    steps = {"server__lr": 2, "server__until": 0.5}
+    experiment = micro.with_(method=method, objective=objective, rounds=2, **schedules, **steps)
     local = fedu2.train(experiment, tmp_path / "local")
     over = serve(LocalGrid(app, _partitions(3)), experiment, tmp_path / "flower")
     assert _same(over, local)
