@@ -100,7 +100,7 @@ def test_a_target_network_goes_no_farther_than_the_clients_targets(options: dict
     whole, _ = step(START, FOUND, velocity, chosen)
     params, kept = step(START, FOUND, velocity, chosen, trained=1)
     assert params.tolist() == [whole[0].item(), target]
-    sent = ahead(params, kept, chosen, trained=1)
+    sent = ahead(params, kept, chosen, slice(1))
     assert sent.tolist() == [ahead(whole, kept, chosen)[0].item(), target]
 
 
@@ -109,7 +109,7 @@ def test_a_target_settles_where_the_clients_targets_are(lr: float) -> None:
     """Stepped like the rest it would be mirrored at them for ever with η = 2, and run away with 3."""
     target, options = torch.ones(1), ServerOptions(lr=lr)
     for _ in range(5):
-        target = ahead(*step(target, torch.zeros(1), None, options, trained=0), options, trained=0)
+        target = ahead(*step(target, torch.zeros(1), None, options, trained=0), options, slice(0))
     assert target.item() == 0
 
 
@@ -152,6 +152,17 @@ def test_clients_are_sent_what_lies_ahead_of_the_model_that_is_judged(micro: Exp
     assert torch.equal(updates[1].start[trained:], judged[trained:])
     assert updates[1].buffers is not None
     assert torch.equal(updates[1].buffers.start, states[1].server.model.buffers)
+
+
+@pytest.mark.parametrize("objective", ["byol", "simclr"])
+def test_the_encoder_alone_may_lie_ahead(micro: Experiment, objective: str) -> None:
+    experiment = resolve(_with(micro, f"objective={objective}", "server.lr=3", "server.parts=encoder"))
+    layout = build(experiment).layouts[0]
+    states, updates = _played(experiment, 2)
+    begun, judged = (state.server.model.params for state in states[:2])
+    encoder, ahead_of = layout.span("encoder"), updates[1].start != judged
+    assert 0 < ahead_of[encoder].sum() == ahead_of.sum()
+    torch.testing.assert_close(updates[1].start[encoder], (judged + 2 * (judged - begun))[encoder])
 
 
 def test_a_longer_step_shows_from_the_second_round_on(micro: Experiment, tmp_path: Path) -> None:

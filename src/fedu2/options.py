@@ -174,6 +174,7 @@ class ServerOptions(Options):
 
     lr: float = Field(1.0, gt=0, description="η, factor on the step")
     until: float = Field(1.0, gt=0, le=1, description="the share of rounds after which η is 1, if it was more")
+    parts: Literal["all", "encoder"] = Field("all", description="what takes steps longer than 1; heads take 1 then")
     momentum: float = Field(0.0, ge=0, lt=1, description="β, of the steps of earlier rounds")
 
 

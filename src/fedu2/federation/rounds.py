@@ -137,7 +137,8 @@ def as_sent(state: FederationState, method: Method) -> FederationState:
     """The state with θ_s, which clients are sent, in the place of θ_g."""
     model, experiment = state.server.model, method.experiment
     options = options_at(experiment.server, state.round, experiment.rounds)
-    params = ahead(model.params, state.velocity, options, method.trained)
+    part = method.layouts[0].span("encoder") if options.parts == "encoder" else slice(method.trained)
+    params = ahead(model.params, state.velocity, options, part)
     return replace(state, server=replace(state.server, model=replace(model, params=params)))
 
 

@@ -10,7 +10,8 @@ defaults, take θ̄ itself. What clients agree on, round after round, adds up in
 next. From η = 2 on θ_s is a worse model than the mean that it came from, and worse the longer the step
 (docs/research.md, section 12). FedExP judges means of its iterates, too, and not the last (ICLR 2023).
 When the clients' rate has fallen to almost nothing they mend nothing any more, and a run would end with what overshot:
-`server.until` ends longer steps before.
+`server.until` ends longer steps before. With `server.parts=encoder` heads, which settle first, are sent as the
+aggregator found them, and the encoder alone lies ahead (section 14).
 
 Batch-norm buffers are statistics of the clients' images and no parameters: they take no such step. Nor does a target
 network θ' that travels. It is trained by nobody: at the end of a round each client's has caught up with the client's
@@ -29,6 +30,8 @@ from torch import Tensor
 from fedu2.options import ServerOptions
 
 __all__ = ["ahead", "options_at", "step"]
+
+WHOLE = slice(None)
 
 
 def options_at(options: ServerOptions, round_: int, rounds: int) -> ServerOptions:
@@ -56,10 +59,10 @@ def step(
     return params, carried if options.momentum else None
 
 
-def ahead(params: Tensor, velocity: Tensor | None, options: ServerOptions, trained: int | None = None) -> Tensor:
-    """θ_s = θ_g + (η − 1) v, or θ_g where η is at most 1; all (P,)."""
+def ahead(params: Tensor, velocity: Tensor | None, options: ServerOptions, part: slice = WHOLE) -> Tensor:
+    """θ_s = θ_g + (η − 1) v in `part` of it, and θ_g elsewhere, or where η is at most 1; all (P,)."""
     if velocity is None or options.lr <= 1:
         return params
     sent = params.clone()
-    sent[:trained] += (options.lr - 1) * velocity[:trained]
+    sent[part] += (options.lr - 1) * velocity[part]
     return sent
