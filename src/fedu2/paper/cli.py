@@ -22,6 +22,7 @@ SWEEPS = {
     "figure4": "Figure 4: accuracy against the weight of FUR.",
     "figure5a": "Figure 5: accuracy against local epochs.",
     "figure5b": "Figure 5: accuracy against the number of clients.",
+    "rounds": "Accuracy against the number of rounds, each run with a schedule of its own.",
 }
 PICTURES = {
     "figure1": ("spectrum", "Figure 1: singular values of representations, for four methods."),

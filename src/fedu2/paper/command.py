@@ -131,7 +131,7 @@ def _rendered(sheet: Sheet) -> Table:
 
 
 def draw_sweep(console: Console, name: str, results: Path, out: Path) -> None:
-    """Figures 4 and 5, as far as there are records."""
+    """Lines of a sweep, as far as there are records."""
     from fedu2.report.drawing import Drawing
     from fedu2.report.figures.sweep import sweep
 

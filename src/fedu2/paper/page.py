@@ -26,7 +26,7 @@ from fedu2.paper.tuned import tuning_section
 __all__ = ["SWEEPS", "TABLES", "emphasised", "finished", "gather", "judged", "machines", "minutes", "page"]
 
 TABLES = ("table1", "table2")
-SWEEPS = ("figure4", "figure5a", "figure5b")
+SWEEPS = ("figure4", "figure5a", "figure5b", "rounds")
 NAMED = ("dataset", "clients", "alpha")  # what the name of a setting tells
 
 

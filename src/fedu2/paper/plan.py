@@ -161,6 +161,20 @@ def _figure5(axis: str) -> Exhibit:
     return Exhibit("Figure 5b: clients", ("linear",), series=series, axis="K, clients")
 
 
+def _rounds_cell(row: str, rounds: int) -> Cell:
+    usual = rounds == RECIPE["rounds"]
+    return cell(HOME, row) if usual else cell(HOME, row, f"-r{rounds}", rounds=rounds)
+
+
+def _rounds() -> Exhibit:
+    """Whole runs, each with its own schedule: what a method makes of few rounds, and of many."""
+    series = [
+        Series(ROWS[row].title, {rounds: _rounds_cell(row, rounds) for rounds in (15, 30, 60, 100)})
+        for row in ("fedbyol", "fedu2-byol")
+    ]
+    return Exhibit("Few rounds and many (not in the paper)", ("knn", "linear"), series=series, axis="rounds")
+
+
 def tries(row: str) -> list[Cell]:
     """The short runs by which a method's own hyper-parameters are chosen, the default first."""
     found = []
@@ -191,6 +205,7 @@ for _number, _what in ((1, "spectrum"), (2, "sphere"), (3, "t-SNE")):
 exhibits.register("figure4")(_figure4())
 exhibits.register("figure5a")(_figure5("E"))
 exhibits.register("figure5b")(_figure5("K"))
+exhibits.register("rounds")(_rounds())
 exhibits.register("tuning")(
     Exhibit("What methods were tuned to (not in the paper)", ("knn",), [each for row in TRIES for each in tries(row)])
 )
