@@ -16,7 +16,7 @@ from fedu2.evaluate import assess, evaluate, kept, parse_protocols
 from fedu2.experiment import Experiment
 from fedu2.federation.deadline import Deadline
 from fedu2.files import digest_of
-from fedu2.paper import cli, plan, rows
+from fedu2.paper import cli, page, plan, rows
 from fedu2.paper.campaign import Campaign, choose_cells
 from fedu2.paper.command import parse_seeds
 from fedu2.paper.plan import Cell, Exhibit, Series, exhibits, published
@@ -175,6 +175,7 @@ def test_tables_have_what_the_tries_found(row: str) -> None:
 
 def test_the_command_line_knows_what_the_plan_has() -> None:
     assert {*cli.EXHIBITS, *cli.SWEEPS, *cli.PICTURES} == set(exhibits)
+    assert set(cli.SWEEPS) == set(page.SWEEPS)
 
 
 def test_cells_are_chosen_by_name_setting_or_row() -> None:

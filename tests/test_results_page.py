@@ -155,6 +155,7 @@ def test_remarks_tell_machines_versions_and_commits(tmp_path: Path) -> None:
     assert "- machines: NVIDIA H200 (2 runs); NVIDIA A100 (1 run)\n" in text
     assert "- versions: fedu2 0.1.0, torch 2.11.0 (3 runs)\n" in text
     assert "- commits: 0123456 (2 runs); fedcba9+ (1 run); +: with changes that were not committed\n" in text
+    assert "- repetitions of each protocol on one encoder: 1 (3 runs)\n" in text
 
 
 def test_a_record_that_is_not_judged_yet_has_no_time(tmp_path: Path) -> None:

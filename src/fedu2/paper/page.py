@@ -148,16 +148,18 @@ def emphasised(plain: Sheet) -> Sheet:
 
 
 def _origin(records: Sequence[Record]) -> list[str]:
-    """Remarks on machines, versions and commits."""
+    """Remarks on machines, versions, commits, and how often a run was judged."""
     if not records:
         return []
     versions = [f"fedu2 {e.get('fedu2', '?')}, torch {e.get('torch', '?')}" for e in map(_environment, records)]
     commits = [_short(str(record.content.get("commit", ""))) for record in records]
+    repetitions = ["/".join(sorted({str(entry["seeds"]) for entry in r.content["evaluation"]})) for r in records]
     changed = "; +: with changes that were not committed" if any(c.endswith("+") for c in commits) else ""
     return [
         f"machines: {'; '.join(machines(records))}",
         f"versions: {'; '.join(_counted(versions))}",
         f"commits: {'; '.join(_counted(commits))}{changed}",
+        f"repetitions of each protocol on one encoder: {'; '.join(_counted(repetitions))}",
     ]
 
 

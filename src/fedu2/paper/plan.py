@@ -172,7 +172,8 @@ def _rounds() -> Exhibit:
         Series(ROWS[row].title, {rounds: _rounds_cell(row, rounds) for rounds in (15, 30, 60, 100)})
         for row in ("fedbyol", "fedu2-byol")
     ]
-    return Exhibit("Few rounds and many (not in the paper)", ("knn", "linear"), series=series, axis="rounds")
+    title = f"Few rounds and many: {setting_title(HOME)} (not in the paper)"
+    return Exhibit(title, ("knn", "linear"), series=series, axis="rounds")
 
 
 def tries(row: str) -> list[Cell]:
