@@ -140,9 +140,9 @@ def _lambda_cell(row: str, weight: float, usual: float) -> Cell:
     return cell(HOME, known) if known in ROWS else cell(HOME, row, f"-lambda{weight:g}", **{"fur.weight": weight})
 
 
-def _epochs_cell(row: str, epochs: int) -> Cell:
-    usual = epochs == RECIPE["local_epochs"]
-    return cell(HOME, row) if usual else cell(HOME, row, f"-e{epochs}", local_epochs=epochs)
+def _recipe_cell(row: str, key: str, value: int, mark: str) -> Cell:
+    """The row with another value of one key of the recipe; with the recipe's own, the cell of the tables."""
+    return cell(HOME, row) if value == RECIPE[key] else cell(HOME, row, f"-{mark}{value}", **{key: value})
 
 
 def _figure4() -> Exhibit:
@@ -153,7 +153,10 @@ def _figure4() -> Exhibit:
 def _figure5(axis: str) -> Exhibit:
     rows = ("fedu2-simclr", "fedx-simclr")
     if axis == "E":
-        series = [Series(ROWS[row].title, {e: _epochs_cell(row, e) for e in (5, 10, 20, 50)}) for row in rows]
+        series = [
+            Series(ROWS[row].title, {e: _recipe_cell(row, "local_epochs", e, "e") for e in (5, 10, 20, 50)})
+            for row in rows
+        ]
         return Exhibit("Figure 5a: local epochs", ("linear",), series=series, axis="E, local epochs")
     series = [
         Series(ROWS[row].title, {k: cell(f"cifar10-k{k}-a0.1", row) for k in (5, 10, 20, 50, 100)}) for row in rows
@@ -161,15 +164,10 @@ def _figure5(axis: str) -> Exhibit:
     return Exhibit("Figure 5b: clients", ("linear",), series=series, axis="K, clients")
 
 
-def _rounds_cell(row: str, rounds: int) -> Cell:
-    usual = rounds == RECIPE["rounds"]
-    return cell(HOME, row) if usual else cell(HOME, row, f"-r{rounds}", rounds=rounds)
-
-
 def _rounds() -> Exhibit:
     """Whole runs, each with its own schedule: what a method makes of few rounds, and of many."""
     series = [
-        Series(ROWS[row].title, {rounds: _rounds_cell(row, rounds) for rounds in (15, 30, 60, 100)})
+        Series(ROWS[row].title, {n: _recipe_cell(row, "rounds", n, "r") for n in (15, 30, 60, 100)})
         for row in ("fedbyol", "fedu2-byol")
     ]
     title = f"Few rounds and many: {setting_title(HOME)} (not in the paper)"

@@ -26,7 +26,7 @@ RECIPE: dict[str, Any] = {
     "views.crop_scale": [0.2, 1.0],
     "views.size": 24,  # for speed: a round takes 0.7 of the time that 32 does (docs/research.md, section 5)
     "views.solarize": 0.2,
-    # Four fifths of the rounds with a longer step, which heads do not bear (docs/research.md, sections 12 to 14)
+    # Four fifths of the rounds with a longer step, which heads do not bear (docs/research.md, sections 12 to 15)
     "server.lr": 2,
     "server.until": 0.8,
     "server.parts": "encoder",
