@@ -14,12 +14,12 @@ import yaml
 from tools import pictures, publish
 
 from fedu2.cli import main
-from fedu2.errors import UsageError
+from fedu2.errors import DataError, UsageError
 from fedu2.evaluation.options import Protocols
 from fedu2.experiment import Experiment
 from fedu2.files import digest_of
 from fedu2.methods import resolve
-from fedu2.paper import plan, rows
+from fedu2.paper import pace, plan, rows
 from fedu2.paper.page import SWEEPS, TABLES, gather, machines, page
 from fedu2.paper.plan import HOME, PROTOCOLS, Cell, exhibits
 from fedu2.paper.records import Record, path_of, read
@@ -90,6 +90,30 @@ def test_a_page_without_records_names_what_it_waits_for(tmp_path: Path) -> None:
         assert waiting.strip() == f"No finished records yet: {'; '.join(g.title for g in groups(exhibits[name]))}."
     tuned = ", ".join(rows.ROWS[row].title for row in rows.TRIES)
     assert _section(text, exhibits["tuning"].title).strip() == f"Not all tries have records yet: {tuned}."
+
+
+def test_the_course_of_training_is_shown_by_round(tmp_path: Path) -> None:
+    assert _section(_page(tmp_path), pace.TITLE).strip() == "No finished records yet."
+    last = rows.RECIPE["rounds"]
+    for seed, early in ((0, 60.0), (1, 62.0)):
+        judged = [{"round": 10, "knn": early}, {"round": 20}, {"round": last, "knn": 80.0}]
+        _record(tmp_path, FEDBYOL, seed, history=judged)
+    _record(tmp_path, FEDU, history=[{"round": 10, "knn": 50.0}])  # not finished
+    text = _section(_page(tmp_path), pace.TITLE)
+    known = dict(zip(_row(text, "method"), _row(text, "FedBYOL"), strict=True))
+    assert {round_: score for round_, score in known.items() if score} == {
+        "method": "FedBYOL",
+        "10": "61.00 ± 1.41",
+        str(last): "80.00 ± 0.00",
+    }
+    assert "FedU-BYOL" not in text
+
+
+@pytest.mark.parametrize("knn", [-1.0, 101.0, "80", float("nan"), [80.0]])
+def test_a_record_whose_course_is_no_accuracy_is_refused(tmp_path: Path, knn: Any) -> None:
+    path = _record(tmp_path, FEDBYOL, history=[{"round": rows.RECIPE["rounds"], "knn": knn}])
+    with pytest.raises(DataError, match="not a record"):
+        read(path)
 
 
 def test_tries_are_shown_when_all_of_a_row_have_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,9 +384,6 @@ def test_the_first_recipes_table_says_what_its_records_say() -> None:
         scores = " | ".join("" if (s := record.score(name)) is None else f"{s:.2f}" for name in plan.PROTOCOLS)
         line = f"| {plan.setting_title(setting)} | {rows.ROWS[row].title} | {scores} | {record.seconds() / 60:.1f} |"
         assert line in text
-    table = text.split("\n\n")[2]
-    assert table.startswith("| setting")
-    assert table in (ROOT / "README.md").read_text(encoding="utf-8")  # until the tables have records again
 
 
 def test_all_scores_of_the_tables_are_known() -> None:

@@ -17,7 +17,7 @@ from fedu2.errors import UsageError
 from fedu2.experiment import Experiment
 from fedu2.files import write_atomically
 from fedu2.paper.page import TABLES, emphasised, finished, gather, judged, machines, minutes, page
-from fedu2.paper.plan import HOME, PROTOCOLS, Cell, exhibits, published, setting_title
+from fedu2.paper.plan import HOME, PROTOCOLS, Cell, exhibits, home_cells, published, setting_title
 from fedu2.paper.records import Record
 from fedu2.paper.rows import ROWS
 from fedu2.paper.tables import Found, Sheet, markdown, measured, shown_score
@@ -65,8 +65,7 @@ def with_block(text: str, block: str) -> str:
 
 def headline(found: Mapping[Cell, Found]) -> str:
     """Both tables' columns of their common setting, for those who read no further."""
-    cells = {cell.row: cell for name in TABLES for cell in exhibits[name].cells if cell.setting == HOME}
-    ordered = [cells[row] for row in ROWS if row in cells]  # the order of the paper
+    ordered = home_cells()
     records = {cell: finished(found[cell]) for cell in ordered}
     if not any(records.values()):
         return (

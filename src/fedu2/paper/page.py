@@ -17,7 +17,8 @@ from typing import Any
 
 from fedu2.experiment import Experiment
 from fedu2.files import shown
-from fedu2.paper.plan import HOME, PROTOCOLS, Cell, Exhibit, exhibits
+from fedu2.paper.pace import pace_section
+from fedu2.paper.plan import HOME, PROTOCOLS, TABLES, Cell, Exhibit, exhibits
 from fedu2.paper.records import Record
 from fedu2.paper.rows import RECIPE, ROWS
 from fedu2.paper.tables import Findings, Found, Group, Sheet, assignments, groups, markdown, readable, sheet
@@ -25,7 +26,6 @@ from fedu2.paper.tuned import tuning_section
 
 __all__ = ["SWEEPS", "TABLES", "emphasised", "finished", "gather", "judged", "machines", "minutes", "page"]
 
-TABLES = ("table1", "table2")
 SWEEPS = ("figure4", "figure5a", "figure5b", "rounds")
 NAMED = ("dataset", "clients", "alpha")  # what the name of a setting tells
 
@@ -41,9 +41,9 @@ def gather(results: Path) -> dict[Cell, Found]:
 
 
 def page(found: Findings) -> str:
-    """Everything: what is shown and how it was made, the tables, the sweeps, the tuning."""
+    """Everything: what is shown and how it was made, the tables, the sweeps, the pace, the tuning."""
     shown_exhibits = [_section(name, exhibits[name], found) for name in (*TABLES, *SWEEPS)]
-    return "\n".join([_introduction(), *shown_exhibits, tuning_section(found)])
+    return "\n".join([_introduction(), *shown_exhibits, pace_section(found), tuning_section(found)])
 
 
 def finished(found: Found) -> list[Record]:

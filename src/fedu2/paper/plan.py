@@ -22,15 +22,18 @@ from fedu2.registry import Registry
 __all__ = [
     "FIGURE_METHODS",
     "PROTOCOLS",
+    "TABLES",
     "Cell",
     "Exhibit",
     "Series",
     "exhibits",
+    "home_cells",
     "published",
     "setting_title",
     "tries",
 ]
 
+TABLES = ("table1", "table2")
 CROSS_DEVICE = 100  # clients from which on only a share of them takes part in a round
 PARTICIPATION = 0.5  # that share, as in the authors' code
 
@@ -209,3 +212,9 @@ exhibits.register("tuning")(
     Exhibit("What methods were tuned to (not in the paper)", ("knn",), [each for row in TRIES for each in tries(row)])
 )
 exhibits.register("sample")(_sample())
+
+
+def home_cells() -> list[Cell]:
+    """The setting that both tables have, each row once, in the paper's order."""
+    cells = {each.row: each for name in TABLES for each in exhibits[name].cells if each.setting == HOME}
+    return [cells[row] for row in ROWS if row in cells]

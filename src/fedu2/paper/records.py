@@ -40,6 +40,7 @@ FREE = (*FREE_KEYS, "precision", "seed")  # keys in which runs of the same cell 
 
 
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
+Accuracy = Annotated[float, Field(ge=0, le=100)]
 
 
 class _Strict(BaseModel, strict=True, allow_inf_nan=False):
@@ -53,7 +54,7 @@ class _Setting(_Strict):
 
 class _Measurement(_Strict):
     seeds: int
-    values: list[Annotated[float, Field(ge=0, le=100)]] = Field(min_length=1)
+    values: list[Accuracy] = Field(min_length=1)
     seconds: Seconds = 0.0
 
 
@@ -61,6 +62,7 @@ class _Round(_Strict):
     round: Annotated[int, Field(ge=0)]
     seconds: Seconds = 0.0
     evaluation_seconds: Seconds = 0.0
+    knn: Accuracy | None = None
 
 
 class _Content(_Strict):
