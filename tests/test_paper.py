@@ -495,7 +495,7 @@ def test_pictures_of_methods_need_their_runs(
 def test_the_pictures_of_the_readme_and_their_numbers(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pictures, "FIGURE_METHODS", (*CELLS, _cell("never-run")))
     shutil.copytree(place / "results", place / "root" / "results" / "paper")
-    pictures.main(str(place / "runs"), place / "root")
+    pictures.main([str(place / "runs")], place / "root")
     written = json.loads((place / "root" / "results" / "pictures.json").read_text())
     assert [numbers["cell"] for numbers in written] == ["micro/one", "micro/two"]
     assert all(numbers["commit"] == "abc" and numbers["round"] == 2 for numbers in written)

@@ -1,18 +1,19 @@
-"""Draw the README's pictures: python -m tools.pictures RUNS
+"""Draw the README's pictures: python -m tools.pictures RUNS [--seed N]
 
 RUNS is where `fedu2 paper run` trained the cells of figures 1 and 3; those of its rows that are there are drawn, each
 at its last checkpoint. What the pictures show is written down as numbers, too, in results/pictures.json, from which
 `tools/publish.py` takes the words around them.
 
 The README's show the middle of training: after the last round, with a rate that has fallen to 0, local models hardly
-leave the global one. A run with `checkpoint_every=50` keeps that of round 50; in a copy of it without the later one,
-round 50 is the last.
+leave the global one. A run with `checkpoint_every=30` keeps that of round 30; in a copy of it without the later one,
+round 30 is the last.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,14 @@ FIGURES = ("spectrum", "tsne")
 TOP = 100  # singular values written down
 
 
-def main(runs: str, root: Path = ROOT) -> None:
+def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> None:
     """Two pictures, and their numbers."""
-    begun = Campaign(Path(runs), Path()).begun(FIGURE_METHODS, 0)
-    written = [numbers(cell, run, _commit(cell, root)) for cell, run in begun.items()]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("--seed", type=int, default=0, help="of the runs; default: 0")
+    asked = parser.parse_args(arguments)
+    begun = Campaign(asked.runs, Path()).begun(FIGURE_METHODS, asked.seed)
+    written = [numbers(cell, run, _commit(cell, asked.seed, root)) for cell, run in begun.items()]
     write_atomically(root / "results" / "pictures.json", json.dumps(written, indent=1) + "\n")
     shown = drawings(list(begun.values()), FIGURES, labels=[cell.title for cell in begun])
     for name, drawing in shown.items():
@@ -67,9 +72,9 @@ def numbers(cell: Cell, run: Run, source: str) -> dict[str, Any]:
     }
 
 
-def _commit(cell: Cell, root: Path) -> str:
+def _commit(cell: Cell, seed: int, root: Path) -> str:
     """Of the source that trained it, as its record tells."""
-    record = existing(path_of(cell, 0, root / "results" / "paper"), cell)
+    record = existing(path_of(cell, seed, root / "results" / "paper"), cell)
     return str(record.content["commit"]) if record else ""
 
 
@@ -78,6 +83,4 @@ def _digits(value: float) -> float:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m tools.pictures RUNS")
-    main(sys.argv[1])
+    main()
