@@ -502,6 +502,8 @@ def test_the_pictures_of_the_readme_and_their_numbers(place: Path, monkeypatch: 
     assert all(len(numbers["linear_cka_to_global"]) == 2 for numbers in written)
     drawn = sorted(path.name for path in (place / "root" / "docs" / "pictures").iterdir())
     assert drawn == ["spectrum.png", "tsne.png"]
+    with pytest.raises(UsageError, match="seed 1"):
+        pictures.main([str(place / "runs"), "--seed", "1"], place / "root")
 
 
 @pytest.mark.parametrize(("text", "seeds"), [("0", [0]), ("0,2,5", [0, 2, 5]), ("1-3", [1, 2, 3])])

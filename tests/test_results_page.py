@@ -20,8 +20,8 @@ from fedu2.experiment import Experiment
 from fedu2.files import digest_of
 from fedu2.methods import resolve
 from fedu2.paper import pace, plan, rows
-from fedu2.paper.page import SWEEPS, TABLES, gather, machines, page
-from fedu2.paper.plan import HOME, PROTOCOLS, Cell, exhibits
+from fedu2.paper.page import SWEEPS, gather, machines, page
+from fedu2.paper.plan import HOME, PROTOCOLS, TABLES, Cell, exhibits
 from fedu2.paper.records import Record, path_of, read
 from fedu2.paper.tables import groups
 from fedu2.parsing import leaves
@@ -96,20 +96,29 @@ def test_the_course_of_training_is_shown_by_round(tmp_path: Path) -> None:
     assert _section(_page(tmp_path), pace.TITLE).strip() == "No finished records yet."
     last = rows.RECIPE["rounds"]
     for seed, early in ((0, 60.0), (1, 62.0)):
-        judged = [{"round": 10, "knn": early}, {"round": 20}, {"round": last, "knn": 80.0}]
+        judged = [{"round": 10, "knn": early}, {"round": 20, "bytes_up": 10**9}, {"round": last, "knn": 80.0}]
         _record(tmp_path, FEDBYOL, seed, history=judged)
     _record(tmp_path, FEDU, history=[{"round": 10, "knn": 50.0}])  # not finished
     text = _section(_page(tmp_path), pace.TITLE)
     known = dict(zip(_row(text, "method"), _row(text, "FedBYOL"), strict=True))
-    assert {round_: score for round_, score in known.items() if score} == {
+    assert {title: shown for title, shown in known.items() if shown} == {
         "method": "FedBYOL",
-        "10": "61.00 ± 1.41",
-        str(last): "80.00 ± 0.00",
+        "round 10": "61.00 ± 1.41",
+        f"round {last}": "80.00 ± 0.00",
+        "GB": "1.0",
+        "seeds": "2",
     }
     assert "FedU-BYOL" not in text
 
 
-@pytest.mark.parametrize("knn", [-1.0, 101.0, "80", float("nan"), [80.0]])
+def test_the_common_setting_has_the_rows_of_both_tables_in_the_papers_order() -> None:
+    found = [cell.row for cell in plan.home_cells()]
+    assert found == [row for row in rows.ROWS if row in found]
+    assert {"fedsimsiam", "fedu2-byol-without-fur", *rows.BESIDE} <= set(found)  # of one table, of the other, of none
+    assert all(cell.setting == HOME for cell in plan.home_cells())
+
+
+@pytest.mark.parametrize("knn", [-1.0, 101.0, "80", float("nan"), [80.0], None])
 def test_a_record_whose_course_is_no_accuracy_is_refused(tmp_path: Path, knn: Any) -> None:
     path = _record(tmp_path, FEDBYOL, history=[{"round": rows.RECIPE["rounds"], "knn": knn}])
     with pytest.raises(DataError, match="not a record"):

@@ -103,7 +103,9 @@ class Campaign:
         runs = {cell: run for cell in cells if (run := self.run_of(cell, seed)).path.exists()}
         if not runs:
             wanted = ", ".join(cell.name for cell in cells)
-            raise UsageError(f"{self.runs} has no runs of {wanted}: train them with fedu2 paper run EXHIBIT")
+            raise UsageError(
+                f"{self.runs} has no runs of {wanted}, seed {seed}: train them with fedu2 paper run EXHIBIT"
+            )
         for cell, run in runs.items():
             check_cell(cell, run.experiment)
         return runs

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from fedu2.evaluation.judge import Score
-from fedu2.paper.plan import HOME, Cell, home_cells, setting_title
+from fedu2.paper.plan import HOME, Cell, exhibits, home_cells, setting_title
 from fedu2.paper.records import Record
 from fedu2.paper.rows import RECIPE
 from fedu2.paper.tables import Findings, Sheet, markdown, shown_score
@@ -13,25 +14,30 @@ from fedu2.paper.tables import Findings, Sheet, markdown, shown_score
 __all__ = ["pace_section"]
 
 TITLE = "How fast they learn"
-ROUNDS = tuple(range(10, RECIPE["rounds"] + 1, 10))
+ROUNDS = (*range(10, RECIPE["rounds"], 10), RECIPE["rounds"])
 
 
 def pace_section(found: Findings) -> str:
     """kNN every ten rounds of the runs in both tables; rows of which nothing is known are left out."""
-    known = [row for cell in home_cells() if any((row := _row(cell, found[cell][0]))[1:])]
+    rows = [_row(cell, [record for record in found[cell][0] if record.finished]) for cell in home_cells()]
+    known = [row for row in rows if any(row[1:])]
     head = f"## {TITLE}: {setting_title(HOME)} (not in the paper)\n"
     if not known:
         return f"{head}\nNo finished records yet.\n"
     about = (
-        "kNN on the test images by round, in the course of the runs above. Every run has one schedule, over all of "
-        "its rounds, so that what stands in the middle is no result of a shorter run; for that see the section before."
+        "kNN on the test images after 10, 20, ... rounds of the runs above. Their rate falls to 0 over all "
+        f"{RECIPE['rounds']} rounds, so that a figure in the middle is not what a run of so many rounds would reach: "
+        f'"{exhibits["rounds"].title.partition(":")[0]}" asks that. GB are what all clients together sent in a run.'
     )
-    return f"{head}\n{about}\n\n{markdown(Sheet('', ['method', *map(str, ROUNDS)], known))}"
+    header = ["method", *(f"round {round_}" for round_ in ROUNDS), "GB", "seeds"]
+    return f"{head}\n{about}\n\n{markdown(Sheet('', header, known))}"
 
 
 def _row(cell: Cell, records: Sequence[Record]) -> list[str]:
-    finished = [record for record in records if record.finished]
-    return [cell.title, *(shown_score(_after(finished, round_)) for round_ in ROUNDS)]
+    if not records:
+        return [cell.title]
+    sent = fmean(record.bytes_sent() for record in records) / 1e9
+    return [cell.title, *(shown_score(_after(records, n)) for n in ROUNDS), f"{sent:.1f}", str(len(records))]
 
 
 def _after(records: Sequence[Record], round_: int) -> Score:

@@ -24,7 +24,7 @@ from fedu2.paper.rows import RECIPE, ROWS
 from fedu2.paper.tables import Findings, Found, Group, Sheet, assignments, groups, markdown, readable, sheet
 from fedu2.paper.tuned import tuning_section
 
-__all__ = ["SWEEPS", "TABLES", "emphasised", "finished", "gather", "judged", "machines", "minutes", "page"]
+__all__ = ["SWEEPS", "emphasised", "finished", "gather", "judged", "machines", "minutes", "page"]
 
 SWEEPS = ("figure4", "figure5a", "figure5b", "rounds")
 NAMED = ("dataset", "clients", "alpha")  # what the name of a setting tells

@@ -21,6 +21,7 @@ from fedu2.registry import Registry
 
 __all__ = [
     "FIGURE_METHODS",
+    "HOME",
     "PROTOCOLS",
     "TABLES",
     "Cell",

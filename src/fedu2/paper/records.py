@@ -62,7 +62,8 @@ class _Round(_Strict):
     round: Annotated[int, Field(ge=0)]
     seconds: Seconds = 0.0
     evaluation_seconds: Seconds = 0.0
-    knn: Accuracy | None = None
+    knn: Accuracy = 0.0
+    bytes_up: Annotated[int, Field(ge=0)] = 0
 
 
 class _Content(_Strict):
@@ -112,6 +113,10 @@ class Record:
         fitting = papers_own(self.content["evaluation"], protocol, self.content["experiment"]["dataset"], self.rounds)
         most = max(fitting, key=lambda entry: int(entry["seeds"]), default=None)  # of several the one with most seeds
         return None if most is None else statistics.fmean(most["values"])
+
+    def bytes_sent(self) -> int:
+        """By all clients to the server, in all rounds."""
+        return sum(int(r.get("bytes_up", 0)) for r in self.content["history"])
 
     def seconds(self) -> float:
         """Of training, of judging between rounds, and of the protocols."""
