@@ -122,6 +122,7 @@ def test_the_sample_has_defaults_of_its_own() -> None:
         (["method=fedu2", "aggregator=fedavg"], "byol", "fedavg", "shared"),
         (["method=fedbyol"], "byol", "fedavg", "local"),
         (["method=fedbyol", "byol.target=shared"], "byol", "fedavg", "shared"),
+        (["method=fedu2", "byol.target=fresh"], "byol", "eua", "fresh"),
         (["method=fedsimclr"], "simclr", "fedavg", "local"),
         (["method=fedsimsiam"], "simsiam", "fedavg", "local"),
     ],

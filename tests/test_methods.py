@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -150,6 +151,29 @@ def test_what_stays_does_not_travel(micro: Experiment, name: str) -> None:
     everything = {entry.section for layout in (model.layout, model.buffer_layout) for entry in layout.entries}
     assert everything - travels == set(method.stays) | set(method.scratch)
     assert "encoder" in travels
+
+
+@pytest.mark.parametrize("name", [name for name in BUILT_IN if {"byol", "orchestra"} & set(methods[name].objectives)])
+def test_a_fresh_target_neither_travels_nor_is_remembered(micro: Experiment, name: str) -> None:
+    """What a client did in a former round does not reach its target: it is that of a client that was never seen."""
+    objective = "byol" if "byol" in methods[name].objectives else "orchestra"
+    method = build(_setting(micro, name, objective, "byol.target=fresh"))
+    assert "target" not in {entry.section for layout in method.layouts for entry in layout.entries}
+    data = load_dataset("sample", method.experiment.data)
+    backend = LocalBackend(method, data.train, [torch.arange(64)])
+    state = initial_state(method, "cpu")
+    for _ in range(2):
+        state, record = play_round(state, method, backend, [64], Callback())
+        assert math.isfinite(record["loss"])
+    assert not any(key.startswith("target") for memory in state.memories.values() for key in memory)
+    seen, unseen = FlatModel(method.learner()), FlatModel(method.learner())
+    task = Task(3, 0, 2, 0.05, 0.5)
+    method.receive(seen, state.server, state.memories.get(0), task)
+    method.receive(unseen, state.server, None, task)
+    assert torch.equal(seen.section("target").params, unseen.section("target").params)
+    assert torch.equal(seen.section("target").buffers, unseen.section("target").buffers)
+    encoder = seen.layout.span("encoder")  # with which a target begins
+    assert torch.equal(unseen.section("target").params[: encoder.stop], state.server.model.params[encoder])
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

@@ -380,7 +380,7 @@ def test_clusters_survive_a_resume_bit_for_bit(micro: Experiment, tmp_path: Path
     ]
 
 
-@pytest.mark.parametrize("target", ["shared", "local"])
+@pytest.mark.parametrize("target", ["shared", "local", "fresh"])
 def test_partial_participation(micro: Experiment, target: str) -> None:
     """One client of three in the prelude and in each round."""
     experiment = _with(micro, "participation=0.4", f"byol.target={target}")

@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from fedu2.experiment import Experiment
-from fedu2.methods import methods
+from fedu2.federation.callbacks import Callback
+from fedu2.federation.local import LocalBackend
+from fedu2.methods import Task, methods
 from fedu2.objectives import Outcome
 from fedu2.options import FUROptions
 from fedu2.regularizers import fur, sphere_points
@@ -135,6 +137,20 @@ def test_local_target_stays_and_shared_target_travels() -> None:
     shared, _ = play(_method("fedbyol", objective="toy-target"), images, shares, rounds=2)
     assert torch.allclose(shared.server.model.params, torch.cat([0.75 * c, 0.5 * c]), atol=1e-6)
     assert shared.memories == {}
+
+
+def test_a_fresh_target_begins_every_round_with_what_was_sent() -> None:
+    """θ: 0 → ½ → ¾ of c; the target of round 2 begins at ½ c, not at the ¼ c that it had, and follows to ⅝ c."""
+    images, shares = colours((4, RED))
+    c = torch.tensor([2.0, -2.0, -2.0])
+    fresh = replace(_method("fedbyol", **{"objective": "toy-target", "byol.target": "fresh"}), stays=("target",))
+    state, _ = play(fresh, images, shares)
+    backend = LocalBackend(fresh, images, shares)
+    (reply,) = backend.run([Task(2, 0, 1, 0.5, 0.5)], state.server, state.memories, Callback())
+    assert state.memories == {}
+    assert reply.memory == {}
+    assert torch.allclose(reply.model.params, 0.75 * c, atol=1e-6)  # θ alone travels
+    assert torch.allclose(backend.lanes[0].model.section("target").params, 0.625 * c, atol=1e-6)
 
 
 def test_two_clients_keep_targets_of_their_own() -> None:

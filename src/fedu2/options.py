@@ -103,9 +103,10 @@ class BYOLOptions(Options):
     momentum_schedule: Literal["constant", "cosine"] = Field(
         "constant", description="cosine: m rises to 1 over the rounds, as in the BYOL paper"
     )
-    target: Literal["auto", "shared", "local"] = Field(
+    target: Literal["auto", "shared", "local", "fresh"] = Field(
         "auto",
-        description="shared: travels and is aggregated; local: stays at the client; auto: as the method asks",
+        description="shared: travels and is aggregated; local: stays at the client; fresh: begins each round as a copy "
+        "of the online network that was sent; auto: as the method asks",
     )
 
 

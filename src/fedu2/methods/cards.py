@@ -18,7 +18,7 @@ from fedu2.views import views_for
 __all__ = ["MethodCard", "build", "method", "methods", "plain_fedavg", "resolve", "stays_for", "title_of"]
 
 
-Target = Literal["shared", "local"]
+Target = Literal["shared", "local", "fresh"]
 Compose = Callable[[Experiment], Method]
 
 
@@ -106,9 +106,9 @@ def plain_fedavg(experiment: Experiment) -> Experiment | None:
 
 
 def stays_for(experiment: Experiment) -> tuple[str, ...]:
-    """The sections that stay at the client: the target network of an objective that has one, unless it is shared."""
+    """The sections that do not travel: the target network of an objective that has one, unless it is shared."""
     has_target = getattr(objectives[experiment.objective or "byol"], "has_target", False)
-    return ("target",) if has_target and experiment.byol.target == "local" else ()
+    return ("target",) if has_target and experiment.byol.target != "shared" else ()
 
 
 def title_of(experiment: Experiment) -> str:

@@ -41,7 +41,7 @@ class Objective(nn.Module, ABC):
     encoder: nn.Module
     projector: nn.Module
     rotation: nn.Module  # the head of the rotation task, where that is asked for
-    has_target: bool = False  # a section `target`, which travels or stays as `byol.target` says
+    has_target: bool = False  # a section `target`, which travels, stays or begins afresh as `byol.target` says
     paired: bool = False  # both views in one pass; needs networks whose only norms are ours (`only_our_norms`)
 
     @abstractmethod
@@ -61,7 +61,7 @@ class Objective(nn.Module, ABC):
             return module(torch.cat(batches)).chunk(len(batches))  # type: ignore[no-any-return]
 
     def start(self) -> None:
-        """Called when a client begins without memory of its own: derive what is not sent from what is."""
+        """Called when a client begins without a target of its own: derive what is not sent from what is."""
 
     def tempo(self, progress: float) -> float:
         """The number through which `progress` enters `after_step`; while it stays, a captured step stays good."""
