@@ -12,6 +12,7 @@ from dataclasses import replace
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run in parallel; before torch is imported
 
+import hypothesis
 import pytest
 import torch
 
@@ -20,6 +21,8 @@ from fedu2.experiment import Experiment
 from fedu2.kernels import INTERPRETED
 
 torch.set_num_threads(1)
+hypothesis.settings.register_profile("untimed", deadline=None)  # machines are busy: no test asserts speed
+hypothesis.settings.load_profile("untimed")
 if threading.current_thread() is threading.main_thread():
     # A shell that starts us in the background has us ignore Ctrl-C, and the programs that tests start would, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -274,7 +274,7 @@ weights_and_shares = st.integers(1, 8).flatmap(
 )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, derandomize=True)
 @given(weights_and_shares, st.floats(1, 10))
 def test_guarded_weights_are_convex_and_below_their_caps(lists: tuple[list[float], list[int]], guard: float) -> None:
     weights, shares = doubles(*lists[0]), doubles(*lists[1])
@@ -286,7 +286,7 @@ def test_guarded_weights_are_convex_and_below_their_caps(lists: tuple[list[float
     torch.testing.assert_close(guarded(result, shares, guard), result, rtol=1e-9, atol=1e-12)
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50, derandomize=True)
 @given(st.integers(0, 10_000), st.floats(-6, 6), st.sampled_from([None, 1.5, 3.0]))
 def test_convex_step_scales_with_the_updates(seed: int, exponent: float, guard: float | None) -> None:
     deltas, shares = normal(6, 20, seed=seed), uniform(6)

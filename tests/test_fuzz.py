@@ -19,9 +19,7 @@ from hypothesis import strategies as st
 from fedu2.errors import FedU2Error
 
 FOUND = Path(__file__).parent / "fuzz_inputs"
-QUICK = settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-)
+QUICK = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 
 # All that is hostile, one after the other, in a process of its own.
 HOSTILE = """

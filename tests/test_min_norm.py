@@ -169,7 +169,7 @@ def hulls(draw: st.DrawFn) -> Tensor:
     return vectors * 10.0 ** torch.tensor(exponents, dtype=torch.float64)[:, None]
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, derandomize=True)
 @given(hulls())
 def test_always_a_certified_point_of_the_simplex(vectors: Tensor) -> None:
     found = min_norm_weights(vectors @ vectors.T)
@@ -179,7 +179,7 @@ def test_always_a_certified_point_of_the_simplex(vectors: Tensor) -> None:
     assert found.value <= float(vectors.square().sum(1).min()) * (1 + 1e-9)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(hulls(), st.randoms(use_true_random=False))
 def test_order_of_vectors_does_not_change_the_optimum(vectors: Tensor, random) -> None:  # type: ignore[no-untyped-def]
     order = list(range(len(vectors)))

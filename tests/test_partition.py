@@ -38,7 +38,7 @@ def deals(draw):
     return torch.tensor(labels), n, {"clients": clients, "min_size": min_size, "alpha": alpha}
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(deal=deals(), strategy=st.sampled_from(["dirichlet", "quantity", "iid"]), seed=st.integers(0, 2**32))
 def test_every_image_is_dealt_once_and_no_client_is_too_small(deal, strategy, seed):
     labels, n, options = deal
@@ -50,7 +50,7 @@ def test_every_image_is_dealt_once_and_no_client_is_too_small(deal, strategy, se
     assert all(a.equal(b) for a, b in zip(shares, again, strict=True))
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(clients=st.integers(1, 20), each=st.integers(1, 10), classes=st.integers(1, 10), seed=st.integers(0, 99))
 def test_classes_gives_every_client_its_number_of_classes(clients, each, classes, seed):
     n = 40 * classes

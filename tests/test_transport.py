@@ -170,7 +170,7 @@ def draw(problem: tuple[int, int, float, float, int, float], views: int = 3) -> 
     return cost, a.clamp(min=0), b.clamp(min=0), tau_a, tau_b
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60, derandomize=True, database=None)
 @given(problems)
 def test_exact_certificate_for_any_problem(problem: tuple[int, int, float, float, int, float]) -> None:
     instance = draw(problem)
@@ -179,7 +179,7 @@ def test_exact_certificate_for_any_problem(problem: tuple[int, int, float, float
     assert (result.gap <= 1e-8).all()
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60, derandomize=True, database=None)
 @given(problems, st.sampled_from(["sinkhorn", "fast"]))
 def test_sinkhorn_certificate_for_any_problem(problem: tuple[int, int, float, float, int, float], solver: str) -> None:
     instance = draw(problem)
@@ -190,7 +190,7 @@ def test_sinkhorn_certificate_for_any_problem(problem: tuple[int, int, float, fl
     assert (result.primal <= nothing * (1 + 1e-5)).all(), "worse than moving nothing"
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@settings(max_examples=25, derandomize=True, database=None)
 @given(problems, st.sampled_from(["sinkhorn", "fast", "exact"]))
 def test_a_batch_equals_its_problems_one_by_one(
     problem: tuple[int, int, float, float, int, float], solver: str

@@ -83,7 +83,7 @@ def pil_resized_crop(image: Tensor, top: int, left: int, height: int, width: int
     return torch.stack(channels)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(data=st.data(), size=st.sampled_from([8, 32, 33]))
 def test_resized_crop_is_pillows_crop_then_resize(data: st.DataObject, size: int) -> None:
     x = to_float(some_images(3, size))
@@ -97,7 +97,7 @@ def test_resized_crop_is_pillows_crop_then_resize(data: st.DataObject, size: int
         torch.testing.assert_close(view, pil_resized_crop(image, *box), atol=2e-6, rtol=0)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(data=st.data(), side=st.sampled_from([5, 24, 32, 47]))
 def test_a_crop_is_stretched_to_any_side(data: st.DataObject, side: int) -> None:
     x = to_float(some_images(1, 32))
