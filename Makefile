@@ -18,7 +18,7 @@ demo: $(READY)
 	$(BIN)/fedu2 train --report
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -m gpu tests
