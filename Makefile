@@ -17,6 +17,7 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/fedu2 train --report
 
+# One worker more than two cores have: tests of processes wait for much of their time.
 test: $(READY)
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 

@@ -16,11 +16,11 @@ import yaml
 from fedu2.errors import UsageError
 from fedu2.experiment import Experiment
 from fedu2.files import write_atomically
-from fedu2.paper.page import emphasised, finished, gather, judged, machines, minutes, page
+from fedu2.paper.page import emphasised, gather, judged, machines, minutes, page
 from fedu2.paper.plan import HOME, PROTOCOLS, TABLES, Cell, exhibits, home_cells, published, setting_title
 from fedu2.paper.records import Record
 from fedu2.paper.rows import ROWS
-from fedu2.paper.tables import Found, Sheet, markdown, measured, shown_score
+from fedu2.paper.tables import Found, Sheet, finished, markdown, measured, shown_score
 from fedu2.parsing import tree
 
 ROOT = Path(__file__).parents[1]

@@ -139,8 +139,8 @@ class Method:
         return model.layout.prefix(left_out), model.buffer_layout.prefix(left_out)
 
     @property
-    def kept(self) -> tuple[str, ...]:
-        """The sections that a client keeps between rounds."""
+    def remembered(self) -> tuple[str, ...]:
+        """The sections that stay and that a client keeps between rounds."""
         fresh = self.experiment.byol.target == "fresh"
         return tuple(name for name in self.stays if not (fresh and name == "target"))
 
@@ -148,7 +148,7 @@ class Method:
     def _beginnings(self) -> Memory:
         """The sections that stay, freshly initialised, the same for everybody."""
         model = FlatModel(self.learner())
-        sections = {name: model.section(name) for name in self.kept}
+        sections = {name: model.section(name) for name in self.remembered}
         params = {f"{name}.params": section.params.clone() for name, section in sections.items()}
         return {**params, **{f"{name}.buffers": section.buffers.clone() for name, section in sections.items()}}
 
@@ -163,18 +163,18 @@ class Method:
         return self.layouts[0].size, self.layouts[1].size
 
     def receive(self, model: Learner, server: ServerState, memory: Memory | None, task: Task) -> None:
-        """Client: take the global model in. Sections that are kept come from memory; at first sight they are freshly
-        made, or what `Objective.start` derives from what has arrived, as it does in every round with a fresh target.
+        """Client: take the global model in. Remembered sections come from memory; at first sight they are freshly made,
+        or what `Objective.start` derives from what has arrived, as it does in every round with a fresh target.
 
         Write into the model's tensors (`copy_`), never put others in their place: a captured `loss` reads the former.
         """
         model.load(server.model)
         kept = self._beginnings if memory is None else memory
-        for name in self.kept:
+        for name in self.remembered:
             section = model.section(name)
             section.params.copy_(kept[f"{name}.params"])
             section.buffers.copy_(kept[f"{name}.buffers"])
-        if self.stays and (memory is None or self.kept != self.stays):
+        if self.stays and (memory is None or self.remembered != self.stays):
             model.module.start()
 
     def loss(self, learner: Objective, batch: Batch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
@@ -207,7 +207,7 @@ class Method:
     def remember(self, model: Learner, server: ServerState, memory: Memory | None, task: Task) -> Memory:
         """Client: what to keep for the next time; `server` and `memory` are what `receive` was given."""
         kept: dict[str, Tensor] = {}
-        for name in self.kept:
+        for name in self.remembered:
             section = model.section(name)
             kept[f"{name}.params"], kept[f"{name}.buffers"] = section.params.clone(), section.buffers.clone()
         return kept

@@ -9,7 +9,7 @@ from fedu2.evaluation.judge import Score
 from fedu2.paper.plan import HOME, Cell, exhibits, home_cells, setting_title
 from fedu2.paper.records import Record
 from fedu2.paper.rows import RECIPE
-from fedu2.paper.tables import Findings, Sheet, markdown, shown_score
+from fedu2.paper.tables import Findings, Sheet, finished, markdown, shown_score
 
 __all__ = ["pace_section"]
 
@@ -19,7 +19,7 @@ ROUNDS = (*range(10, RECIPE["rounds"], 10), RECIPE["rounds"])
 
 def pace_section(found: Findings) -> str:
     """kNN every ten rounds of the runs in both tables; rows of which nothing is known are left out."""
-    rows = [_row(cell, [record for record in found[cell][0] if record.finished]) for cell in home_cells()]
+    rows = [_row(cell, finished(found[cell])) for cell in home_cells()]
     known = [row for row in rows if any(row[1:])]
     head = f"## {TITLE}: {setting_title(HOME)} (not in the paper)\n"
     if not known:

@@ -21,10 +21,10 @@ from fedu2.paper.pace import pace_section
 from fedu2.paper.plan import HOME, PROTOCOLS, TABLES, Cell, Exhibit, exhibits
 from fedu2.paper.records import Record
 from fedu2.paper.rows import RECIPE, ROWS
-from fedu2.paper.tables import Findings, Found, Group, Sheet, assignments, groups, markdown, readable, sheet
+from fedu2.paper.tables import Findings, Found, Group, Sheet, assignments, finished, groups, markdown, readable, sheet
 from fedu2.paper.tuned import tuning_section
 
-__all__ = ["SWEEPS", "emphasised", "finished", "gather", "judged", "machines", "minutes", "page"]
+__all__ = ["SWEEPS", "emphasised", "gather", "judged", "machines", "minutes", "page"]
 
 SWEEPS = ("figure4", "figure5a", "figure5b", "rounds")
 NAMED = ("dataset", "clients", "alpha")  # what the name of a setting tells
@@ -44,11 +44,6 @@ def page(found: Findings) -> str:
     """Everything: what is shown and how it was made, the tables, the sweeps, the pace, the tuning."""
     shown_exhibits = [_section(name, exhibits[name], found) for name in (*TABLES, *SWEEPS)]
     return "\n".join([_introduction(), *shown_exhibits, pace_section(found), tuning_section(found)])
-
-
-def finished(found: Found) -> list[Record]:
-    """The records that count."""
-    return [record for record in found[0] if record.finished]
 
 
 def judged(records: Sequence[Record], protocols: Sequence[str]) -> list[Record]:

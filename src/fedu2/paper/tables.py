@@ -20,6 +20,7 @@ __all__ = [
     "Group",
     "Sheet",
     "assignments",
+    "finished",
     "groups",
     "markdown",
     "measured",
@@ -54,6 +55,11 @@ Found = tuple[Sequence[Record], Sequence[str]]
 
 Findings = Mapping[Cell, Found]
 """What there is of every cell on a page."""
+
+
+def finished(found: Found) -> list[Record]:
+    """The records that count."""
+    return [record for record in found[0] if record.finished]
 
 
 def measured(records: Sequence[Record], protocol: str) -> Score:
