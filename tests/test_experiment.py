@@ -117,9 +117,12 @@ def test_the_sample_has_defaults_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("settings", "objective", "aggregator", "target"),
     [
-        (["method=fedu2"], "byol", "eua", "shared"),
-        (["method=fedu2", "objective=simclr"], "simclr", "eua", "shared"),
-        (["method=fedu2", "aggregator=fedavg"], "byol", "fedavg", "shared"),
+        (["method=fedu2"], "byol", "eua", "local"),
+        (["method=fedu2", "objective=simclr"], "simclr", "eua", "local"),
+        (["method=fedu2", "objective=simsiam", "byol.target=shared"], "simsiam", "eua", "local"),  # which has none
+        (["method=fedu2", "aggregator=fedavg"], "byol", "fedavg", "local"),
+        (["method=fedu2", "byol.target=shared"], "byol", "eua", "shared"),
+        (["method=orchestra"], "orchestra", "fedavg", "shared"),
         (["method=fedbyol"], "byol", "fedavg", "local"),
         (["method=fedbyol", "byol.target=shared"], "byol", "fedavg", "shared"),
         (["method=fedu2", "byol.target=fresh"], "byol", "eua", "fresh"),

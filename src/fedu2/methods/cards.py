@@ -72,6 +72,8 @@ def resolve(experiment: Experiment) -> Experiment:
     encoders[experiment.encoder]
     views_for(experiment.views, objective)
     target = card.target if experiment.byol.target == "auto" else experiment.byol.target
+    if not _has_target(objective):
+        target = "local"  # of no meaning then
     rotation = card.rotation if experiment.rotation.weight is None else experiment.rotation.weight
     falling = experiment.fur.schedule == "cosine"
     if experiment.fur.schedule == "auto":
@@ -107,8 +109,12 @@ def plain_fedavg(experiment: Experiment) -> Experiment | None:
 
 def stays_for(experiment: Experiment) -> tuple[str, ...]:
     """The sections that do not travel: the target network of an objective that has one, unless it is shared."""
-    has_target = getattr(objectives[experiment.objective or "byol"], "has_target", False)
+    has_target = _has_target(experiment.objective or "byol")
     return ("target",) if has_target and experiment.byol.target != "shared" else ()
+
+
+def _has_target(objective: str) -> bool:
+    return bool(getattr(objectives[objective], "has_target", False))
 
 
 def title_of(experiment: Experiment) -> str:

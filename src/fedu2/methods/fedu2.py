@@ -3,8 +3,10 @@
     client:  L = ℓ_a(Z¹, Z²) + λ_U (ℓ_u(Z¹) + ℓ_u(Z²))     ℓ_u: FUR, `fedu2.regularizers.fur`
     server:  θ_g ← θ_g + η Σ_k w_k (θ_k − θ_g)              w: EUA, `fedu2.aggregators.eua`
 
-Its ablations are settings: `fur.weight=0` is FedU² without FUR, `aggregator=fedavg` FedU² without EUA. With BYOL the
-target network travels and is aggregated with the same w, by which only what is trained decides; η is at most 1 for it.
+Its ablations are settings: `fur.weight=0` is FedU² without FUR, `aggregator=fedavg` FedU² without EUA. With BYOL each
+client keeps its target network, as in FedBYOL, so that FUR and EUA are all in which the two differ. In the authors' code
+the target travels: `byol.target=shared` aggregates it with the same w, by which only what is trained decides, and with
+η at most 1.
 """
 
 from __future__ import annotations
@@ -23,7 +25,6 @@ __all__ = ["fedu2"]
     title="FedU²",
     objectives=("byol", "simclr", "simsiam"),
     aggregator="eua",
-    target="shared",
     fur=True,
     plain={"aggregator": "fedavg", "fur.weight": 0.0},
     reference="Liao et al., Rethinking the Representation in Federated Unsupervised Learning, CVPR 2024",
