@@ -255,6 +255,18 @@ def test_guard_of_one_is_fedavg_and_none_is_raw() -> None:
     assert (raw - shares).abs().max() > 0.1
 
 
+def test_late_rounds_have_the_weights_of_fedavg() -> None:
+    """`until` counts whole rounds: of five with 0.5, the first two are EUA's."""
+    shares = SIZES / SIZES.sum()
+    clients = seventeen_images()
+    unified = eua(EUAOptions(), 5)(Updates(torch.zeros(2000).double(), clients.clone(), shares)).weights
+    assert (unified - shares).abs().max() > 0.01
+    aggregate = eua(EUAOptions(until=0.5), 5)
+    for round_ in range(1, 6):
+        updates = Updates(torch.zeros(2000).double(), clients.clone(), shares, round=round_)
+        torch.testing.assert_close(aggregate(updates).weights, unified if round_ < 3 else shares, rtol=1e-12, atol=0)
+
+
 def test_excess_flows_to_the_others_by_weight_then_by_share() -> None:
     shares = doubles(0.1, 0.4, 0.25, 0.25)
     # 0.6 over a cap of 0.2: the excess of 0.4 goes to 0.3 and 0.1 in proportion, none to the client of weight 0.

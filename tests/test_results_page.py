@@ -383,10 +383,11 @@ def test_the_repository_shows_what_its_records_say() -> None:
         assert path.read_text(encoding="utf-8") == text, f"{path.relative_to(ROOT)} is out of date: make results"
 
 
-def test_the_first_recipes_table_says_what_its_records_say() -> None:
-    place = ROOT / "results" / "first-recipe"
+@pytest.mark.parametrize(("folder", "count"), [("first-recipe", 6), ("shared-target", 3)])
+def test_tables_of_records_that_count_no_more_say_what_those_say(folder: str, count: int) -> None:
+    place = ROOT / "results" / folder
     text, paths = (place / "README.md").read_text(encoding="utf-8"), sorted(place.rglob("seed-*.json"))
-    assert len(paths) == 6
+    assert len(paths) == count
     for path in paths:
         record = read(path)
         setting, row = record.cell.split("/")

@@ -386,6 +386,7 @@ def test_ctrl_c_many_times_is_one_line(tmp_path: Path) -> None:
         {"byol__momentum_schedule": "cosine"},
         {"fur__schedule": "cosine"},
         {"server__lr": 2, "server__until": 0.5},
+        {"eua__until": 0.5},
     ],
 )
 def test_a_run_whose_schedule_has_an_end_is_not_prolonged(tmp_path: Path, ending: dict[str, Any]) -> None:

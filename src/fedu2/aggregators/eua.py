@@ -41,7 +41,8 @@ so a tiny one has no more weight than FedAvg gives it, whatever its direction; s
 
 FedExP is Jhunjhunwala et al.: Speeding up federated averaging via extrapolation, ICLR 2023; its e has no upper bound.
 
-guard = 1 is FedAvg's direction (with `convex`, FedAvg itself), None is EUA as published. The guard turns the direction;
+guard = 1 is FedAvg's direction (with `convex`, FedAvg itself), None is EUA as published; after the share `until` of all
+rounds it is 1. The guard turns the direction;
 literal and unit keep the length that they have without it, so redistribution cannot inflate it, but a veto still
 shortens their steps: convex, extrapolated and fedavg_norm are the forms that the guard protects.
 """
@@ -87,14 +88,19 @@ class Unified:
     residual: float  # of the min-norm problem, see `kkt_residual`
 
 
-def eua(options: EUAOptions) -> Aggregator:
-    """EUA with these options. It overwrites `clients` with Δ; beyond that it holds the result and small blocks."""
+def eua(options: EUAOptions, rounds: int = 1) -> Aggregator:
+    """EUA with these options in a run of so many rounds, which matters where `until` is less than 1.
+
+    It overwrites `clients` with Δ; beyond that it holds the result and small blocks.
+    """
+    plain = options.model_copy(update={"guard": 1.0})
 
     def aggregate(updates: Updates) -> Aggregate:
         require_finite(updates.clients)
         deltas = updates.clients.sub_(updates.start)
         products = gram(deltas[:, : updates.trained])
-        step = unify(products, updates.shares, options)
+        late = options.until < 1 and updates.round / rounds > options.until
+        step = unify(products, updates.shares, plain if late else options)
         weights = step.scale * step.weights
         metrics = {
             "weights": step.weights.tolist(),
@@ -118,7 +124,7 @@ def eua(options: EUAOptions) -> Aggregator:
 @aggregators.register("eua")
 def build(experiment: Experiment) -> Aggregator:
     """EUA with the options of the experiment's `eua` group."""
-    return eua(experiment.eua)
+    return eua(experiment.eua, experiment.rounds)
 
 
 def unify(products: Tensor, shares: Tensor, options: EUAOptions) -> Unified:
