@@ -4,9 +4,9 @@
     server:  θ_g ← θ_g + η Σ_k w_k (θ_k − θ_g)              w: EUA, `fedu2.aggregators.eua`
 
 Its ablations are settings: `fur.weight=0` is FedU² without FUR, `aggregator=fedavg` FedU² without EUA. With BYOL each
-client keeps its target network, as in FedBYOL, so that FUR and EUA are all in which the two differ. In the authors' code
-the target travels: `byol.target=shared` aggregates it with the same w, by which only what is trained decides, and with
-η at most 1.
+client keeps its target network, as in FedBYOL, so that the two differ by FUR and EUA alone. In the authors' code the
+target travels: `byol.target=shared` aggregates it with the same w, by which only what is trained decides, and with η at
+most 1.
 """
 
 from __future__ import annotations
