@@ -16,7 +16,7 @@ import yaml
 
 from fedu2.experiment import Experiment
 from fedu2.methods import resolve
-from fedu2.paper.rows import BESIDE, RECIPE, ROWS, TRIES, TRY_SETTINGS
+from fedu2.paper.rows import BESIDE, RECIPE, ROW_TRY_SETTINGS, ROWS, TRIES, TRY_SETTINGS
 from fedu2.registry import Registry
 
 __all__ = [
@@ -180,12 +180,12 @@ def _rounds() -> Exhibit:
 
 def tries(row: str) -> list[Cell]:
     """The short runs by which a method's own hyper-parameters are chosen, the default first."""
+    common = {**RECIPE, **_setting(HOME), **ROWS[row].settings, **TRY_SETTINGS, **ROW_TRY_SETTINGS.get(row, {})}
     found = []
     for values in TRIES[row]:
         told = ", ".join(f"{key}={value}" for key, value in values.items())
         name = "-".join(str(value) for value in values.values()).lower()
-        settings = {**RECIPE, **_setting(HOME), **ROWS[row].settings, **TRY_SETTINGS, **values}
-        found.append(Cell("tuning", f"{row}-{name}", f"{ROWS[row].title}, {told}", settings))
+        found.append(Cell("tuning", f"{row}-{name}", f"{ROWS[row].title}, {told}", {**common, **values}))
     return found
 
 

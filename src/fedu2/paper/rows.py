@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["BESIDE", "MARGIN", "OWN", "RECIPE", "ROWS", "TRIES", "TRY_SETTINGS", "Row"]
+__all__ = ["BESIDE", "MARGIN", "OWN", "RECIPE", "ROWS", "ROW_TRY_SETTINGS", "TRIES", "TRY_SETTINGS", "Row"]
 
 RECIPE: dict[str, Any] = {
     "encoder": "resnet18",
@@ -54,6 +54,8 @@ TRY_SETTINGS: dict[str, Any] = {
     "server.lr": 1.0,  # tries are older than the recipe's longer step, and than a λ_U that falls: all rows alike
     "fur.schedule": "constant",
 }
+# Older than targets that stay, too; tried anew, this row would have had more tries than others.
+ROW_TRY_SETTINGS: dict[str, dict[str, Any]] = {"fedu2-byol": {"byol.target": "shared"}}
 
 
 @dataclass(frozen=True)

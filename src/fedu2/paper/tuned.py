@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedu2.paper.plan import HOME, cell, exhibits, tries
-from fedu2.paper.rows import MARGIN, ROWS, TRIES, TRY_SETTINGS
+from fedu2.paper.rows import MARGIN, ROW_TRY_SETTINGS, ROWS, TRIES, TRY_SETTINGS
 from fedu2.paper.tables import Findings, Sheet, assignments, markdown, measured, shown_score
 
 __all__ = ["tuning_section"]
@@ -18,10 +18,12 @@ def tuning_section(found: Findings) -> str:
     waiting = [ROWS[row].title for row in TRIES if row not in played]
     parts = [f"## {exhibits['tuning'].title}\n"]
     if played:
+        special = "".join(f", and {assignments(own)} with {ROWS[row].title}" for row, own in ROW_TRY_SETTINGS.items())
         table = Sheet("", ["method", "default", "second try", "third try"], [_line(row, played[row]) for row in played])
         parts += [
-            f"kNN after tries with {assignments(TRY_SETTINGS)}, judged by the training images that were set aside; "
-            f"one seed each. In bold what the tables have: the best, if it is better than the default by {MARGIN:g}.\n",
+            f"kNN after tries with {assignments(TRY_SETTINGS)}{special}, judged by the training images that were set "
+            "aside; one seed each. In bold what the tables have: the best, if it is better than the default by "
+            f"{MARGIN:g}.\n",
             markdown(table),
         ]
     if waiting:
