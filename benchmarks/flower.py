@@ -28,7 +28,7 @@ def main() -> None:
     base = {
         "dataset": "sample", "data.image_size": 8, "encoder": "resnet18", "clients": arguments.nodes,
         "rounds": arguments.rounds, "local_steps": 1, "batch_size": 2, "evaluation.every": 0,
-        "flower.server_data": "sample",
+        "flower.server_data": "sample", "byol.target": "shared",
     }  # fmt: skip
     rows = []
     with tempfile.TemporaryDirectory() as folder:

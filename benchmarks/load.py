@@ -148,7 +148,7 @@ def play(settings: Mapping[str, Any], block: int = 1) -> dict[str, Any]:
 def _clients(method: str, clients: int) -> dict[str, Any]:
     return play(
         TINY | {"dataset": noise_images(50 * clients, 16), "data.image_size": 16, "method": method, "clients": clients,
-                "batch_size": 50, "rounds": 2, "evaluation.every": 0}
+                "batch_size": 50, "rounds": 2, "evaluation.every": 0, **TARGETS.get(method, {})}
     )  # fmt: skip
 
 
@@ -168,6 +168,7 @@ def _rounds(rounds: int) -> dict[str, Any]:
     )  # fmt: skip
 
 
+TARGETS = {"fedu2": {"byol.target": "shared"}}  # clients that remember nothing; a method's own choice otherwise
 CLIENTS = {"fedbyol": (500, 1000), "fedema": (500, 1000), "fedu2": (500, 1000), "orchestra": (125, 250)}
 CASES: dict[str, Callable[[int], dict[str, Any]]] = {
     **{f"clients {method} {n}": lambda _, m=method, n=n: _clients(m, n)

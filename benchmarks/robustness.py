@@ -44,7 +44,7 @@ MARKERS = "<!-- table: python -m benchmarks.robustness --render -->\n", "<!-- en
 
 SETTING: dict[str, Any] = {
     "dataset": "sample", "method": "fedu2", "objective": "byol", "clients": 10, "alpha": 0.5, "rounds": 10,
-    "data.image_size": 24, "width": 16, "evaluation.every": 0, "engine.threads": 1,
+    "data.image_size": 24, "width": 16, "evaluation.every": 0, "engine.threads": 1, "byol.target": "shared",
 }  # fmt: skip
 BOUNDS = {"defence.clip": 2.0, "defence.claims": 2.0}
 DEFENCES: dict[str, dict[str, Any]] = {

@@ -170,14 +170,17 @@ def test_participation_draws_the_share_and_varies() -> None:
 
 
 @pytest.mark.parametrize("method", ["fedbyol", "fedu2"])
-def test_partial_participation_remembers_absent_clients(micro: Experiment, tmp_path: Path, method: str) -> None:
-    experiment = _with(micro, f"method={method}", "participation=0.4", "rounds=3")
+@pytest.mark.parametrize("target", ["local", "shared"])
+def test_partial_participation_remembers_absent_clients(
+    micro: Experiment, tmp_path: Path, method: str, target: str
+) -> None:
+    experiment = _with(micro, f"method={method}", f"byol.target={target}", "participation=0.4", "rounds=3")
     run = fedu2.train(experiment, tmp_path / "run")
     assert all(len(record["clients"]) == 1 for record in run.history[1:])
     seen = {record["clients"][0] for record in run.history[1:]}
     newest = max((run.path / "checkpoint").glob("round-*"))
     memories = {int(path.stem[-4:]) for path in newest.glob("client-*")}
-    assert memories == (seen if method == "fedbyol" else set())
+    assert memories == (seen if target == "local" else set())
 
 
 def test_clients_smaller_than_a_batch_train(micro: Experiment, tmp_path: Path) -> None:
@@ -450,13 +453,13 @@ def test_a_run_from_before_a_key_moved_is_resumed(
     assert fedu2.train(_with(run.experiment, "rounds=2"), run.path, resume=True).summary["rounds"] == 2
 
 
-@pytest.mark.parametrize(("method", "reads"), [("fedu2", True), ("fedbyol", False)])
+@pytest.mark.parametrize(("target", "reads"), [("shared", True), ("local", False)])
 def test_the_former_format_is_read_where_clients_remember_nothing(
-    micro: Experiment, tmp_path: Path, method: str, reads: bool
+    micro: Experiment, tmp_path: Path, target: str, reads: bool
 ) -> None:
-    run = fedu2.train(_with(micro, f"method={method}", "rounds=1"), tmp_path / "run")
+    run = fedu2.train(_with(micro, f"byol.target={target}", "rounds=1"), tmp_path / "run")
     _rewrite_manifest(run.path / "checkpoint" / "round-000001", format=1)
-    longer = _with(micro, f"method={method}", "rounds=2")
+    longer = _with(micro, f"byol.target={target}", "rounds=2")
     if reads:
         assert fedu2.train(longer, run.path, resume=True).summary["rounds"] == 2
     else:

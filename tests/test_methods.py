@@ -19,8 +19,10 @@ from fedu2.experiment import Experiment
 from fedu2.federation.callbacks import Callback
 from fedu2.federation.local import LocalBackend
 from fedu2.federation.rounds import initial_state, play_round
-from fedu2.methods import Method, Task, build, methods, plain_fedavg, resolve
+from fedu2.methods import Method, Task, build, methods, plain_fedavg, resolve, title_of
 from fedu2.models.flat import FlatModel
+from fedu2.paper import plan
+from fedu2.paper.records import check_cell
 
 ROOT = Path(__file__).parents[1]
 BUILT_IN = sorted(methods._sealed)
@@ -209,6 +211,17 @@ def test_methods_are_compared_with_their_baselines(micro: Experiment) -> None:
     assert plain["ssd"].method == "fedalignuniform"
     assert (plain["fedu2"].method, plain["fedu2"].fur.weight, plain["fedu2"].aggregator) == ("fedu2", 0, "fedavg")
     assert all(experiment.aggregator == "fedavg" for experiment in plain.values() if experiment)
+
+
+def test_runs_of_before_may_hold_a_target_that_means_nothing() -> None:
+    """FedU²'s target was shared, also with objectives that have none: such a run is still told for what it is."""
+    cell = plan.cell(plan.HOME, "fedu2-simsiam")
+    before = cell.experiment(0).with_(byol__target="shared")
+    check_cell(cell, before)
+    compared = plain_fedavg(before)
+    assert compared is not None
+    assert title_of(before) == "FedU²-SimSiam"
+    assert title_of(compared.with_(byol__target="shared")) == "FedAvg-SimSiam"
 
 
 @pytest.mark.parametrize("name", ["fedema", "feddecorr", "fedu2"])

@@ -141,7 +141,7 @@ def test_after_the_last_long_step_clients_are_sent_what_is_judged(micro: Experim
 
 def test_clients_are_sent_what_lies_ahead_of_the_model_that_is_judged(micro: Experiment) -> None:
     """η = 3: after the first round θ_g is the aggregate, and the second begins at θ_g + 2 v; targets, buffers stay."""
-    experiment = resolve(_with(micro, "server.lr=3"))
+    experiment = resolve(_with(micro, "server.lr=3", "byol.target=shared"))
     method = build(experiment)
     states, updates = _played(experiment, 2)
     begun, judged = (state.server.model.params for state in states[:2])

@@ -26,7 +26,7 @@ import fedu2.evaluate  # noqa: F401
 
 __all__ = ["METHODS", "Subject", "differences", "result"]
 
-METHODS = ("fedema", "fedu2")  # clients that remember, and those that do not
+METHODS = {"fedema": (), "fedu2": ("byol.target=shared",)}  # clients that remember, and those that do not
 CLOCKS = ("seconds", "samples_per_second", "evaluation_seconds", "environment")
 SETTINGS = {
     "dataset": "folder",
@@ -64,7 +64,7 @@ class Subject:
     def begin(self, run: Path, method: str) -> list[str]:
         """The command that begins the run."""
         settings = [f"{key}={value}" for key, value in SETTINGS.items()]
-        return ["train", "--out", str(run), f"method={method}", f"data.root={self.images}", *settings]
+        return ["train", "--out", str(run), f"method={method}", *METHODS[method], f"data.root={self.images}", *settings]
 
     def resume(self, run: Path) -> list[str]:
         """The command that goes on with it."""

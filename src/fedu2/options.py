@@ -165,7 +165,7 @@ class EUAOptions(Options):
         ge=1,
         description="a client's weight is at most guard times its data share, less for short updates; null: free",
     )
-    until: float = Field(1.0, gt=0, le=1, description="the share of rounds after which the guard is 1 (FedAvg)")
+    until: float = Field(1.0, gt=0, le=1, description="the share of rounds after which the guard is 1")
     buffers: Literal["same", "size"] = Field(
         "size", description="batch-norm buffers: the same weights as the parameters, or by data size"
     )

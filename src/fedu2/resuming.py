@@ -46,6 +46,7 @@ def check_keys(experiment: Experiment, begun: Mapping[str, Any], run: Path) -> N
 def open_ended(experiment: Experiment) -> bool:
     """Whether the number of rounds has no influence on any single round."""
     schedules = experiment.optimizer.schedule, experiment.byol.momentum_schedule, experiment.fur.schedule
-    server, aggregator = experiment.server, experiment.eua
+    server = experiment.server
     steps = server.lr <= 1 or server.until == 1
-    return all(schedule == "constant" for schedule in schedules) and steps and aggregator.until == 1
+    weights = experiment.aggregator not in (None, "eua") or experiment.eua.until == 1
+    return all(schedule == "constant" for schedule in schedules) and steps and weights

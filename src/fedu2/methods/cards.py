@@ -104,7 +104,7 @@ def plain_fedavg(experiment: Experiment) -> Experiment | None:
         return None
     settings = card.plain if card.plain is not None else {"method": baseline, "aggregator": "fedavg"}
     plain = resolve(Experiment.parse({**experiment.flat(), **settings}))
-    return None if plain == experiment else plain
+    return None if plain == resolve(experiment) else plain  # a run of before may hold what has no meaning
 
 
 def stays_for(experiment: Experiment) -> tuple[str, ...]:

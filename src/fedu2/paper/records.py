@@ -218,7 +218,7 @@ def commit() -> str:
 
 def check_cell(cell: Cell, experiment: Experiment) -> None:
     """Refuse the run of another configuration."""
-    if changed := _differences(cell, experiment):
+    if changed := _differences(cell, resolve(experiment)):
         raise TrainingError(f"the run is not of cell {cell.name}: it has other values of {', '.join(changed[:5])}")
 
 
