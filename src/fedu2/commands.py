@@ -21,7 +21,7 @@ from fedu2.experiment import SAMPLE_DEFAULTS, Experiment
 from fedu2.federation.deadline import Deadline
 from fedu2.methods import MethodCard, plain_fedavg, resolve, title_of
 from fedu2.methods import methods as known_methods
-from fedu2.objectives import objectives
+from fedu2.methods.cards import has_target
 from fedu2.parsing import choices, fields, leaves
 from fedu2.resuming import open_ended
 from fedu2.run import Run, train
@@ -216,7 +216,7 @@ def list_methods(console: Console) -> None:
 
 def _with_target(card: MethodCard) -> list[str]:
     """The objectives of a method that have a target network."""
-    return [name for name in card.objectives if getattr(objectives[name], "has_target", False)]
+    return [name for name in card.objectives if has_target(name)]
 
 
 def _only(card: MethodCard) -> str:

@@ -15,7 +15,7 @@ from fedu2.objectives import objectives
 from fedu2.registry import Registry
 from fedu2.views import views_for
 
-__all__ = ["MethodCard", "build", "method", "methods", "plain_fedavg", "resolve", "stays_for", "title_of"]
+__all__ = ["MethodCard", "build", "has_target", "method", "methods", "plain_fedavg", "resolve", "stays_for", "title_of"]
 
 
 Target = Literal["shared", "local", "fresh"]
@@ -72,7 +72,7 @@ def resolve(experiment: Experiment) -> Experiment:
     encoders[experiment.encoder]
     views_for(experiment.views, objective)
     target = card.target if experiment.byol.target == "auto" else experiment.byol.target
-    if not _has_target(objective):
+    if not has_target(objective):
         target = "local"  # of no meaning then
     rotation = card.rotation if experiment.rotation.weight is None else experiment.rotation.weight
     falling = experiment.fur.schedule == "cosine"
@@ -109,11 +109,12 @@ def plain_fedavg(experiment: Experiment) -> Experiment | None:
 
 def stays_for(experiment: Experiment) -> tuple[str, ...]:
     """The sections that do not travel: the target network of an objective that has one, unless it is shared."""
-    has_target = _has_target(experiment.objective or "byol")
-    return ("target",) if has_target and experiment.byol.target != "shared" else ()
+    keeps = has_target(experiment.objective or "byol") and experiment.byol.target != "shared"
+    return ("target",) if keeps else ()
 
 
-def _has_target(objective: str) -> bool:
+def has_target(objective: str) -> bool:
+    """Whether an objective has a target network."""
     return bool(getattr(objectives[objective], "has_target", False))
 
 
