@@ -267,6 +267,52 @@ def test_late_rounds_have_the_weights_of_fedavg() -> None:
         torch.testing.assert_close(aggregate(updates).weights, unified if round_ < 3 else shares, rtol=1e-12, atol=0)
 
 
+def test_rates_by_shares_are_fedavg_for_orthogonal_updates_of_any_length() -> None:
+    shares = doubles(0.5, 0.3, 0.15, 0.05)
+    deltas = torch.diag(doubles(3, 0.2, 1, 7))
+    for step in ("convex", "fedavg_norm"):
+        found = doubles(*aggregate(deltas, shares, guard=None, rates="shares", step=step).metrics["weights"])
+        torch.testing.assert_close(found, shares, rtol=1e-9, atol=1e-12)
+    raw = doubles(*aggregate(deltas, shares, guard=None).metrics["weights"])
+    torch.testing.assert_close(raw, torch.full_like(raw, 0.25), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("step", ["convex", "extrapolated", "fedavg_norm", "literal", "unit"])
+def test_rates_by_equal_shares_are_as_published(step: str) -> None:
+    deltas, shares = normal(6, 50, seed=3), doubles(*[1 / 6] * 6)
+    published, ours = (aggregate(deltas, shares, guard=None, step=step, rates=rates) for rates in ("equal", "shares"))
+    torch.testing.assert_close(ours.params, published.params, rtol=1e-9, atol=1e-12)
+
+
+def test_rates_by_shares_are_in_proportion_to_the_shares_and_never_less() -> None:
+    """Theorem 1 for them: ⟨g_k, d⟩/share_k is one number for clients with weight, and not smaller for others."""
+    common = normal(40, seed=6)
+    deltas = torch.stack([common * sign + normal(40, seed=7 + k) for k, sign in enumerate((1, 1, 0.5, -0.5, 2))])
+    shares = doubles(0.4, 0.3, 0.2, 0.08, 0.02)
+    metrics = aggregate(deltas, shares, guard=None, rates="shares").metrics
+    relative, active = doubles(*metrics["rates"]) / shares, doubles(*metrics["weights"]) > 0
+    assert 1 < int(active.sum()) < 5
+    torch.testing.assert_close(relative[active], relative[active][:1].expand(int(active.sum())), rtol=1e-6, atol=0)
+    assert float(relative[~active].min()) >= float(relative[active].min()) * (1 - 1e-6)
+
+
+def test_rates_by_shares_need_the_guard_against_a_veto() -> None:
+    """A small update against the others stops the step with either rates, and with either the guard keeps it going."""
+    deltas, shares = seventeen_images(), SIZES / SIZES.sum()
+    deltas[0] = -0.1 * deltas[1:].mean(0)
+    mean = shares @ deltas
+    assert aggregate(deltas, shares, guard=None, rates="shares").params.norm() < 0.2 * mean.norm()
+    kept = aggregate(deltas, shares, rates="shares")
+    assert kept.params @ mean > 0.5 * mean.square().sum()
+    assert bool((doubles(*kept.metrics["weights"]) <= 3 * shares * (1 + 1e-12)).all())
+
+
+def test_rates_by_shares_leave_out_who_holds_nothing() -> None:
+    deltas = torch.diag(doubles(1, 2, 3))
+    found = doubles(*aggregate(deltas, doubles(0.5, 0.5, 0), guard=None, rates="shares").metrics["weights"])
+    torch.testing.assert_close(found, doubles(0.5, 0.5, 0), rtol=1e-9, atol=1e-12)
+
+
 def test_excess_flows_to_the_others_by_weight_then_by_share() -> None:
     shares = doubles(0.1, 0.4, 0.25, 0.25)
     # 0.6 over a cap of 0.2: the excess of 0.4 goes to 0.3 and 0.1 in proportion, none to the client of weight 0.

@@ -159,6 +159,9 @@ class EUAOptions(Options):
     step: Literal["convex", "extrapolated", "fedavg_norm", "literal", "unit"] = Field(
         "convex", description="how long the server's step is along the unified direction"
     )
+    rates: Literal["equal", "shares"] = Field(
+        "equal", description="all clients' models are neared at one rate, or each in proportion to its data share"
+    )
     phi: float = Field(0.1, gt=0, description="φ of the paper; step=literal only")
     guard: float | None = Field(
         3.0,

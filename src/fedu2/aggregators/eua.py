@@ -18,6 +18,13 @@ g_k is one of the Δ_k: every form of EUA is a *direction* Σ w_kΔ_k, w convex 
 
 all of them times η, which is `server.lr`, 1 unless set (`fedu2.federation.server_step`).
 
+**Rates by shares.** Updates of clients that have little in common are orthogonal, and then w is 1/K for each, whatever
+it holds: a client of 17 images counts as much as one of 12,000. With `rates=shares` the worst of ⟨g_k, d⟩/(K share_k)
+is made largest, that is, g_k/(K share_k) takes the place of g_k. Where all updates are orthogonal this is w = share,
+FedAvg; for equal shares it is EUA as published; where updates conflict, the step still leans toward whoever would lose
+most. A small update against the others still vetoes the step: it takes the guard below as before. The lengths of
+literal and unit are those of this other problem, and unit has w_k ∝ share_k/‖Δ_k‖ where updates are orthogonal.
+
 θ_k is what client k trains. A target network that travels has no part in w; it goes along with the same weights, and
 never farther than the clients' targets (for the reason, see there).
 
@@ -82,9 +89,9 @@ class Unified:
     """The step Σ_k scale · weights_k Δ_k, found from the inner products of the updates alone."""
 
     weights: Tensor  # (K,) w after the guard, Σ = 1
-    min_norm: Tensor  # (K,) p, the solution of the min-norm problem; 0 for clients without an update
+    min_norm: Tensor  # (K,) p, the solution of the min-norm problem; 0 for who has no part in it
     scale: float  # 1 for a convex combination
-    rates: Tensor  # (K,) ⟨g_k, d⟩ for the step −d found here: the first-order relative fall of u_k; 0 without update
+    rates: Tensor  # (K,) ⟨g_k, d⟩ for the step −d found here: the first-order relative fall of u_k; 0 for such
     residual: float  # of the min-norm problem, see `kkt_residual`
 
 
@@ -130,13 +137,15 @@ def build(experiment: Experiment) -> Aggregator:
 def unify(products: Tensor, shares: Tensor, options: EUAOptions) -> Unified:
     """EUA's step from products[i, j] = ⟨Δ_i, Δ_j⟩, (K, K), and the clients' shares, (K,), both float64 on the CPU."""
     norms = products.diagonal().sqrt()
-    moved = norms > _NEGLIGIBLE * norms.max()
+    moved = (norms > _NEGLIGIBLE * norms.max()) & ((options.rates == "equal") | (shares > 0))
     min_norm = torch.zeros_like(shares)
     if not bool(moved.any()):
         return Unified(shares, min_norm, 1.0, torch.zeros_like(shares), 0.0)
 
     # g_k = factor_k Δ_k; the sign of g_k drops out of the Gram matrix and is put back in the step.
     factor = 2 / norms[moved] if options.step == "unit" else 2 / norms[moved] ** 2
+    if options.rates == "shares":
+        factor = factor / (len(shares) * shares[moved])
     solution = min_norm_weights(products[moved][:, moved] * factor[:, None] * factor)
     min_norm[moved] = solution.weights
     weights = torch.zeros_like(shares)
