@@ -28,7 +28,7 @@ from fedu2.methods.clustering import clustering_loss, global_clusters, initial_c
 from fedu2.methods.orchestra import OrchestraMethod
 from fedu2.models.flat import FlatModel
 from fedu2.objectives import Objective, Outcome
-from fedu2.objectives.orchestra import Clusters, Orchestra, cluster_loss
+from fedu2.objectives.orchestra import Clusters, Orchestra, cluster_loss, information
 from fedu2.seeds import generator
 
 SMALL = [
@@ -126,6 +126,45 @@ def test_the_second_view_is_trained_toward_the_targets_clusters_of_the_first(mic
     assert all(p.grad is None for p in learner.target.parameters())
     assert all(p.grad is not None for p in learner.encoder.parameters())
     assert learner.clusters.centroids.grad is None
+
+
+def test_projections_end_in_a_norm_without_parameters(micro: Experiment) -> None:
+    """Else what all images have in common makes every cluster alike to each of them, and the loss says nothing."""
+    normed, plain = (_learner(_with(micro, f"orchestra.norm={norm}")).projector for norm in ("true", "false"))
+    assert sum(p.numel() for p in normed.parameters()) == sum(p.numel() for p in plain.parameters())
+    features = 5 + 0.1 * torch.randn(32, 16, generator=torch.Generator().manual_seed(0))
+    z = normed(features)
+    torch.testing.assert_close(z.mean(0), torch.zeros_like(z[0]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(z.var(0, unbiased=False), torch.ones_like(z[0]), atol=0.05, rtol=0)
+    assert (
+        F.normalize(z, dim=1).mean(0).square().sum() < 0.05 < F.normalize(plain(features), dim=1).mean(0).square().sum()
+    )
+
+
+def test_information_by_hand_and_at_its_ends() -> None:
+    e = torch.eye(4)
+    assert information(e, e, 1e-3).item() == pytest.approx(math.log(4), abs=1e-5)  # each image has its own cluster
+    assert information(e[:2], e, 1e-3).item() == pytest.approx(math.log(2), abs=1e-5)
+    assert information(e[[0, 0, 0]], e, 0.1).item() == pytest.approx(0, abs=1e-6)  # images that are one point
+    assert information(e, e[[1, 1, 1]], 0.1).item() == pytest.approx(0, abs=1e-6)  # clusters that are one point
+    # Two images at e1 and e2, two clusters, τ = 1: each has (e, 1)/(e + 1), the mean is (½, ½).
+    p = math.e / (math.e + 1)
+    expected = math.log(2) + p * math.log(p) + (1 - p) * math.log(1 - p)
+    assert information(e[:2, :2], e[:2, :2], 1.0).item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_clusters_tell_images_apart_while_training(micro: Experiment) -> None:
+    """More so with the norm, which takes off what images have in common; how much is logged in every round."""
+    said = {}
+    for norm in ("true", "false"):
+        experiment = _with(micro, "rounds=3", "local_epochs=2", f"orchestra.norm={norm}")
+        backend, state, sizes = _setting(experiment)
+        method = build(experiment)
+        for _ in range(3):
+            state, record = play_round(state, method, backend, sizes, Callback())
+        said[norm] = record["orchestra.information"]
+    assert said["true"] > 0.5
+    assert said["true"] > 1.2 * said["false"]
 
 
 def test_options_reach_the_learner(micro: Experiment) -> None:

@@ -230,6 +230,7 @@ class OrchestraOptions(Options):
     memory: int = Field(128, ge=2, description="M, target projections that a client clusters")
     temperature: float = Field(0.1, gt=0, description="τ of the assignments")
     momentum: float = Field(0.996, ge=0, le=1, description="m of the target network")
+    norm: bool = Field(True, description="the projector ends in a batch norm without parameters")
     server_steps: int = Field(500, ge=1, description="steps of the global clustering in a round")
 
 

@@ -25,7 +25,7 @@ class Outcome:
     """What one pass over two views gives.
 
     loss: ℓ_a, a scalar.  features: F(x), (N, D) for each view.  projections: G(F(x)), (N, d) for each view.
-    predictions: what a predictor makes of them, (N, d) for each view.  terms: parts of the loss to log, scalars.
+    predictions: what a predictor makes of them, (N, d) for each view.  terms: scalars to log.
     """
 
     loss: Tensor

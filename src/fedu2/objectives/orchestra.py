@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedu2.experiment import Experiment
+from fedu2.models.norm import Chain, Norm
 from fedu2.objectives.base import Objective, Outcome, objectives
 from fedu2.objectives.heads import projector
 from fedu2.objectives.target import Target
 
-__all__ = ["Clusters", "Orchestra", "cluster_loss"]
+__all__ = ["Clusters", "Orchestra", "cluster_loss", "information"]
 
 
 def cluster_loss(z: Tensor, t: Tensor, centroids: Tensor, temperature: float) -> Tensor:
@@ -25,6 +26,19 @@ def cluster_loss(z: Tensor, t: Tensor, centroids: Tensor, temperature: float) ->
     with torch.autocast(z.device.type, enabled=False):  # τ magnifies what half precision rounds off
         aim = F.softmax(t.detach() @ centroids.T / temperature, dim=1)  # (N, G)
         return F.cross_entropy(z @ centroids.T / temperature, aim)
+
+
+@torch.no_grad()
+def information(t: Tensor, centroids: Tensor, temperature: float) -> Tensor:
+    """H(mean_i P_i) − mean_i H(P_i) in nats, P = softmax(T Cᵀ/τ): how much clusters tell of the images of a batch.
+
+    0 where every cluster is alike to all images, and the loss has nothing to say; at most log min(N, G).
+    """
+    with torch.autocast(t.device.type, enabled=False):  # as in the loss
+        log_p = F.log_softmax(t @ centroids.T / temperature, dim=1)  # (N, G)
+    mean = log_p.exp().mean(0)
+    told: Tensor = (log_p.exp() * log_p).sum(1).mean() - torch.special.xlogy(mean, mean).sum()
+    return told
 
 
 class Clusters(nn.Module):
@@ -69,6 +83,10 @@ class Clusters(nn.Module):
 class Orchestra(Objective):
     """ℓ_a = `cluster_loss` of Z², the online projections of view 2, and T¹, the target projections of view 1.
 
+    The projector ends in a batch norm without parameters, which takes off what all projections have in common: without
+    it (`orchestra.norm=false`) they come together, and in the end all clusters are alike to them. `information` is
+    logged to tell that: the loss does not, for it is about log G as well where clusters differ and views disagree.
+
     The target θ' follows the online encoder and projector θ after every step, as in BYOL: θ' ← m θ' + (1 − m) θ.
     T¹ goes into the memory. The online network does not see view 1: regularisers find view 2 in both places.
     """
@@ -79,9 +97,10 @@ class Orchestra(Objective):
         super().__init__()
         options = experiment.orchestra
         self.encoder = encoder
-        self.projector = projector(encoder, experiment.heads)
-        self.target = Target(self.encoder, self.projector)
         size = experiment.heads.out or int(encoder.features)  # type: ignore[arg-type]
+        norms = [Norm(size, affine=False)] if options.norm else []
+        self.projector = Chain(*projector(encoder, experiment.heads), *norms)
+        self.target = Target(self.encoder, self.projector)
         self.clusters = Clusters(options.memory, options.global_clusters, size)
         self.temperature, self.momentum = options.temperature, options.momentum
 
@@ -91,8 +110,9 @@ class Orchestra(Objective):
         with torch.no_grad():
             t = F.normalize(self.target(view1).float(), dim=1)  # (N, d)
         self.clusters.push(t)
-        loss = cluster_loss(F.normalize(z.float(), dim=1), t, self.clusters.centroids, self.temperature)
-        return Outcome(loss, (h, h), (z, z))
+        against = self.clusters.centroids, self.temperature
+        loss = cluster_loss(F.normalize(z.float(), dim=1), t, *against)
+        return Outcome(loss, (h, h), (z, z), terms={"orchestra.information": information(t, *against)})
 
     def start(self) -> None:
         """Target = online, for a client that has no target of its own yet."""
