@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks import gradients, min_norm, transport, views
+from benchmarks import gradients, min_norm, start, transport, views
 
-for benchmark in (transport, gradients, min_norm, views):
+for benchmark in (transport, gradients, min_norm, views, start):
     print(f"\n{benchmark.__name__}\n")
     benchmark.main()

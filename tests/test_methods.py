@@ -140,7 +140,7 @@ def test_a_round_leaves_no_trace_in_the_next_client(micro: Experiment, name: str
 def test_every_method_can_have_rotation_and_equal_steps(
     micro: Experiment, tmp_path: Path, name: str, objective: str
 ) -> None:
-    steps = ["local_steps=equal", "local_epochs=1", "max_local_epochs=2", "batch_size=128", "rounds=1"]
+    steps = ["local_steps=equal", "local_epochs=1", "max_local_epochs=2", "data.validation=0.75", "rounds=1"]
     run = fedu2.train(_setting(micro, name, objective, "rotation.weight=0.5", *steps), tmp_path / "run")
     assert 0.5 < run.history[-1]["rotation"] < 3  # log 4 = 1.39 at the start
 

@@ -56,8 +56,14 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> fedu2.Run:
 
 
 def test_another_process_gives_the_same_bits(once: fedu2.Run, tmp_path: Path) -> None:
-    """With other hashes of strings, and after other work of the same process: the second run here is not its first."""
-    code = "import fedu2, sys; fedu2.train(fedu2.Experiment.load(sys.argv[1]), sys.argv[2])"
+    """With other hashes of strings, and after other work of the same process: the second run here is not its first.
+
+    Nor does it import torch's compiler, which takes as long as torch itself: sites start a process for every message.
+    """
+    code = (
+        "import fedu2, sys; fedu2.train(fedu2.Experiment.load(sys.argv[1]), sys.argv[2]);"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
     command = [sys.executable, "-c", code, str(once.path / "config.yaml"), str(tmp_path / "there")]
     subprocess.run(command, check=True, env={**os.environ, "PYTHONHASHSEED": "7"}, timeout=300)
     here = fedu2.train(once.experiment, tmp_path / "here")

@@ -40,7 +40,7 @@ class Step:
         self.recipes = views_for(experiment.views, str(experiment.objective))
         self.noise = torch.Generator(images.device)
         self.gradients = model.gradients()
-        self.optimizer = make_optimizer([model.trained], experiment.optimizer, on_gpu=images.is_cuda)
+        self.optimizer = make_optimizer(model.trained, experiment.optimizer, on_gpu=images.is_cuda)
         self.half = HalfWeights(model) if images.is_cuda and engine.precision == torch.bfloat16 else None
         self.progress = 0.0
         self.progress_there = torch.zeros((), device=images.device)  # the same, for captured steps

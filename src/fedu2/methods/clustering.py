@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedu2.federation.optimizers import PlainSGD
+
 __all__ = ["clustering_loss", "equal_clusters", "global_clusters", "initial_clusters", "local_clusters"]
 
 SHARPNESS = 25.0  # λ
@@ -85,9 +87,9 @@ def global_clusters(centroids: Tensor, points: Tensor, *, steps: int, temperatur
     Learning rate 0.01, momentum 0.9, weight decay 1e-4; rows are brought back to unit length after each step.
     """
     moving = F.normalize(centroids, dim=1).requires_grad_()
-    optimizer = torch.optim.SGD([moving], lr=0.01, momentum=0.9, weight_decay=1e-4)
+    optimizer = PlainSGD(moving, lr=0.01, momentum=0.9, weight_decay=1e-4)
     for _ in range(steps):
-        optimizer.zero_grad()
+        moving.grad = None
         clustering_loss(moving, points, temperature).backward()
         optimizer.step()
         with torch.no_grad():
