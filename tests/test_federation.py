@@ -213,7 +213,7 @@ def test_resume_is_bit_identical(
 
 
 def test_kill_9_in_the_middle_of_a_round(micro: Experiment, tmp_path: Path) -> None:
-    experiment = _with(micro, "rounds=4", "local_steps=12")
+    experiment = _with(micro, "rounds=3", "local_steps=12")
     config = tmp_path / "config.yaml"
     config.write_text(experiment.to_yaml())
     whole = fedu2.train(experiment, tmp_path / "whole")

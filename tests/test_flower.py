@@ -59,7 +59,7 @@ def test_the_global_model_is_that_of_the_local_backend(
 ) -> None:
     # What follows a schedule needs to be told at the sites how far the run is; and what is sent lies ahead of θ_g.
     schedules = {"optimizer__schedule": "cosine", "fur__schedule": "cosine", "fur__until": 1}
-    steps = {"server__lr": 2, "server__until": 0.5}
+    steps = {"server__lr": 2, "server__until": 0.5, "orchestra__server_steps": 20}
     experiment = micro.with_(method=method, objective=objective, rounds=2, **schedules, **steps)
     local = fedu2.train(experiment, tmp_path / "local")
     over = serve(LocalGrid(app, _partitions(3)), experiment, tmp_path / "flower")
