@@ -1,0 +1,55 @@
+"""What batch-norm statistics of plain images are worth: python -m benchmarks.statistics RUN [--out FILE]
+
+A federation's encoder has the mean of its clients' running statistics, and those are of views: small crops with other
+colours, and a client's variance is around its own mean. It is judged on whole images of all clients. Here the encoder
+of a run is judged as it is, and with statistics taken from plain training images of all clients in the size in which
+it is judged; what it has learned stays the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.one_round import calibrate
+
+from fedu2 import Run
+from fedu2.data import load_dataset
+from fedu2.engine import choose, choose_device
+from fedu2.evaluation.judge import Candidate, judge
+from fedu2.evaluation.options import Protocols
+
+
+def compare(run: Run) -> dict[str, Any]:
+    """kNN and linear probe with either statistics."""
+    experiment = run.experiment
+    device = choose_device(experiment.device)
+    dataset = load_dataset(experiment.dataset, experiment.data).to(device)
+    encoder = run.encoder(device)
+    candidate = Candidate(encoder, lambda seed: encoder, dataset.train, dataset.test, choose(experiment, device))
+    found = {}
+    for name in ("views of each client", "plain images of all"):
+        if name == "plain images of all":
+            calibrate(encoder, dataset.train.images, experiment.batch_size)
+            encoder.eval()
+        scores = judge(candidate, ["knn", "linear"], Protocols(), [0])
+        found[name] = {score: value.mean for score, value in scores.items()}
+        print(name, found[name], flush=True)
+    return {"round": run.rounds_played, "scores": found, "experiment": experiment.flat()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    found = compare(Run(arguments.run))
+    found["experiment"].pop("data.root")
+    if arguments.out:
+        arguments.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
