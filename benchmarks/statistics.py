@@ -8,12 +8,9 @@ it is judged; what it has learned stays the same.
 
 from __future__ import annotations
 
-import argparse
-import json
-from pathlib import Path
 from typing import Any
 
-from benchmarks.one_round import calibrate
+from benchmarks.one_round import calibrate, tell
 
 from fedu2 import Run
 from fedu2.data import load_dataset
@@ -29,27 +26,17 @@ def compare(run: Run) -> dict[str, Any]:
     dataset = load_dataset(experiment.dataset, experiment.data).to(device)
     encoder = run.encoder(device)
     candidate = Candidate(encoder, lambda seed: encoder, dataset.train, dataset.test, choose(experiment, device))
-    found = {}
-    for name in ("views of each client", "plain images of all"):
-        if name == "plain images of all":
-            calibrate(encoder, dataset.train.images, experiment.batch_size)
-            encoder.eval()
-        scores = judge(candidate, ["knn", "linear"], Protocols(), [0])
-        found[name] = {score: value.mean for score, value in scores.items()}
-        print(name, found[name], flush=True)
+    found = {"views of each client": _scores(candidate)}
+    calibrate(encoder, dataset.train.images, experiment.batch_size)
+    found["plain images of all"] = _scores(candidate)
     return {"round": run.rounds_played, "scores": found, "experiment": experiment.flat()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path)
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
-    found = compare(Run(arguments.run))
-    found["experiment"].pop("data.root")
-    if arguments.out:
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+def _scores(candidate: Candidate) -> dict[str, float]:
+    found = {name: score.mean for name, score in judge(candidate, ["knn", "linear"], Protocols(), [0]).items()}
+    print(found, flush=True)
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    tell(compare, __doc__)
