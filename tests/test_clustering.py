@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedu2.methods.clustering import (
+    _equalised,
     clustering_loss,
     equal_clusters,
     global_clusters,
@@ -32,16 +33,21 @@ def _groups(sizes: list[int], d: int, seed: int = 0, spread: float = 0.1) -> tup
     return directions, F.normalize(points, dim=1)
 
 
-def _sinkhorn_by_loops(similarity: Tensor, iterations: int, tolerance: float = 0.0) -> tuple[Tensor, int]:
-    """As published: scale a G×N matrix to row sums 1/G and column sums 1/N in turn; the plan times N, and the count."""
+def _sinkhorn_by_loops(
+    similarity: Tensor, iterations: int, tolerance: float = 0.0, columns: list[float] | None = None
+) -> tuple[Tensor, int]:
+    """As published: scale a G×N matrix to row sums 1/G and column sums 1/N in turn; the plan times N, and the count.
+
+    columns: the scaling to begin with, all alike by default; what it ends with is put there.
+    """
     n, g = similarity.shape
     plan = [[float(p) for p in row] for row in F.softmax(25 * similarity, dim=1)]
-    rows, columns = [0.0] * g, [1 / n] * n
+    rows, columns = [0.0] * g, [1 / n] * n if columns is None else columns
     for count in range(1, iterations + 1):
         rows = [1 / g / sum(plan[i][k] * columns[i] for i in range(n)) for k in range(g)]
         new = [1 / n / sum(plan[i][k] * rows[k] for k in range(g)) for i in range(n)]
         change = sum(abs(old / fresh - 1) for old, fresh in zip(columns, new, strict=True))
-        columns = new
+        columns[:] = new
         if count % 10 == 0 and change < tolerance:
             break
     scaled = [[n * columns[i] * plan[i][k] * rows[k] for k in range(g)] for i in range(n)]
@@ -163,11 +169,12 @@ def test_clustering_loss_against_a_loop(n: int, g: int) -> None:
 
 
 def test_global_clustering_is_sgd_with_momentum_on_the_sphere() -> None:
-    """Five steps by hand; the equal assignment stands still while the gradient is taken."""
+    """Five steps by hand; the equal assignment stands still while the gradient is taken, and begins with the last."""
     points, centroids = _unit(7, 3), _unit(4, 3, 1)
     current, velocity = centroids.clone(), torch.zeros_like(centroids)
+    columns = [1 / 7] * 7
     for step in range(5):
-        equal = equal_clusters(points @ current.T)
+        equal, _ = _sinkhorn_by_loops(points @ current.T, 100, tolerance=1e-2, columns=columns)
         variable = current.clone().requires_grad_()
         soft = F.softmax(points @ variable.T / 0.2, dim=1)
         loss = -((equal * soft).sum(1) / equal.norm(dim=1) / soft.norm(dim=1)).mean()
@@ -177,6 +184,20 @@ def test_global_clustering_is_sgd_with_momentum_on_the_sphere() -> None:
         moved = global_clusters(centroids, points, steps=step + 1, temperature=0.2)
         assert torch.allclose(moved, current, rtol=0, atol=1e-12)
     assert (current - centroids).abs().max() > 1e-3
+
+
+def test_an_assignment_that_begins_with_a_similar_one_is_nearer_to_equal_masses() -> None:
+    _, points = _groups([8] * 20, 32, spread=0.5)
+    before = initial_clusters(points, 128, _random())
+    after = F.normalize(before + 0.01 * _unit(128, 32).float(), dim=1)
+    u = _equalised(points @ before.T, torch.ones(160))[1]
+
+    def error(assigned: Tensor) -> float:
+        return float((assigned.sum(0) / (160 / 128) - 1).abs().max())
+
+    anew, on = equal_clusters(points @ after.T), _equalised(points @ after.T, u)[0]
+    assert torch.allclose(on.sum(1), torch.ones(160), atol=1e-5)
+    assert error(on) < error(anew) / 2
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ TOLERANCE = 1e-2
 CHECKED_EVERY = 10  # iterations; a check makes the host wait for the device
 
 
-@torch.no_grad()
 def equal_clusters(similarity: Tensor, *, iterations: int = 100) -> Tensor:
     """Soft assignment Q of N points to G clusters of equal size, from their similarities S, both (N, G).
 
@@ -27,16 +26,21 @@ def equal_clusters(similarity: Tensor, *, iterations: int = 100) -> Tensor:
     1 and each cluster N/G. Ends when an iteration, every tenth is looked at, changes u by Σ|u_old/u_new − 1| < 0.01,
     or after `iterations`; points have their mass exactly, clusters up to what is left to converge.
     """
+    return _equalised(similarity, similarity.new_ones(len(similarity)), iterations)[0]
+
+
+@torch.no_grad()
+def _equalised(similarity: Tensor, u: Tensor, iterations: int = 100) -> tuple[Tensor, Tensor]:
+    """Q (N, G) and its u (N,), from the u of a similar problem on, or from ones."""
     by_point = F.softmax(SHARPNESS * similarity, dim=1)  # (N, G)
     points, clusters = by_point.shape
     by_cluster = (by_point.T * (clusters / points)).contiguous()  # (G, N); contiguous, because it is read so often
-    u = by_point.new_ones(points)
     for done in range(1, iterations + 1):
         v = (by_cluster @ u).reciprocal()
         before, u = u, (by_point @ v).reciprocal()
         if done % CHECKED_EVERY == 0 and done < iterations and (before / u - 1).abs().sum() < TOLERANCE:
             break
-    return u[:, None] * by_point * v
+    return u[:, None] * by_point * v, u
 
 
 def local_clusters(points: Tensor, count: int, generator: torch.Generator, *, iterations: int = 5) -> Tensor:
@@ -76,21 +80,29 @@ def clustering_loss(centroids: Tensor, points: Tensor, temperature: float) -> Te
     −1 at best. The equal assignment Q counts as given: no gradient goes through it.
     """
     similarity = points @ centroids.T  # (n, G)
-    soft = F.softmax(similarity / temperature, dim=1)
-    return -F.cosine_similarity(equal_clusters(similarity), soft, dim=1).mean()
+    return _apart(equal_clusters(similarity), similarity, temperature)
+
+
+def _apart(assigned: Tensor, similarity: Tensor, temperature: float) -> Tensor:
+    return -F.cosine_similarity(assigned, F.softmax(similarity / temperature, dim=1), dim=1).mean()
 
 
 @torch.enable_grad()
 def global_clusters(centroids: Tensor, points: Tensor, *, steps: int, temperature: float) -> Tensor:
     """C (G, d) of unit rows after `steps` of SGD on `clustering_loss` of points Z (n, d), starting at `centroids`.
 
-    Learning rate 0.01, momentum 0.9, weight decay 1e-4; rows are brought back to unit length after each step.
+    Learning rate 0.01, momentum 0.9, weight decay 1e-4; rows are brought back to unit length after each step. The
+    assignment of a step begins with the u of the step before, which differs little: most then need ten iterations where
+    a hundred from ones on are not enough, and clusters come nearer to equal masses.
     """
     moving = F.normalize(centroids, dim=1).requires_grad_()
     optimizer = PlainSGD(moving, lr=0.01, momentum=0.9, weight_decay=1e-4)
+    u = points.new_ones(len(points))
     for _ in range(steps):
         moving.grad = None
-        clustering_loss(moving, points, temperature).backward()
+        similarity = points @ moving.T
+        assigned, u = _equalised(similarity, u)
+        _apart(assigned, similarity, temperature).backward()
         optimizer.step()
         with torch.no_grad():
             moving.copy_(F.normalize(moving, dim=1))

@@ -1,9 +1,9 @@
-"""What batch-norm statistics of plain images are worth: python -m benchmarks.statistics RUN [--out FILE]
+"""What batch-norm statistics of plain images are worth: python -m benchmarks.plain_statistics RUN [--out FILE]
 
 A federation's encoder has the mean of its clients' running statistics, and those are of views: small crops with other
 colours, and a client's variance is around its own mean. It is judged on whole images of all clients. Here the encoder
-of a run is judged as it is, and with statistics taken from plain training images of all clients in the size in which
-it is judged; what it has learned stays the same.
+of a run is judged as it is, and with statistics of 40 batches of plain training images, drawn from all clients, in the
+size in which it is judged; what it has learned stays the same.
 """
 
 from __future__ import annotations
