@@ -13,6 +13,7 @@ from fedu2.errors import UsageError
 from fedu2.experiment import Experiment
 from fedu2.methods import resolve
 from fedu2.resuming import FREE_KEYS
+from fedu2.run import Run
 
 COMMON = {
     "dataset": "sample", "data.validation": 0.2, "data.image_size": 16, "clients": 3, "encoder": "tiny", "width": 4,
@@ -46,6 +47,28 @@ def test_a_study_trains_and_judges_its_variants_once(tmp_path: Path) -> None:
     study.main([*map(str, places), "--commit", "0123", "evaluation.every=1"])
     assert json.loads(places[2].read_text()) == first
     assert _files(places[1]) == made  # nothing was trained or judged again
+
+
+def test_a_run_that_is_cut_off_is_kept_as_far_as_it_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = _study(tmp_path, PLAN)
+    arguments = [*map(str, places), "evaluation.every=1"]
+
+    def cut_off(run: Run, *_: object, **__: object) -> None:
+        if run.path.name == "falling":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(study, "assess", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            study.main(arguments)
+    plain, falling = json.loads(places[2].read_text())
+    assert (plain["name"], falling["name"]) == ("plain", "falling")
+    assert falling["scores"] == {}
+    assert [round_["round"] for round_ in falling["history"]] == [0, 1, 2]
+    study.main(arguments)
+    ended = json.loads(places[2].read_text())[1]
+    assert set(ended.pop("scores")) == {"knn", "linear"}
+    assert ended == {key: value for key, value in falling.items() if key != "scores"}
 
 
 def test_a_run_of_another_experiment_is_not_taken(tmp_path: Path) -> None:

@@ -4,28 +4,31 @@
 
 STUDY.yaml has `common`, the settings of all variants, `variants`, name → settings of its own, and `protocols`, by which
 each is judged in the end. A study chooses settings, so it needs validation images: on test images it does not run.
-KEY=VALUE is for what changes no result, such as data.root=PATH. What was begun under RUNS goes on; OUT is written anew
-after every variant.
+KEY=VALUE is for what changes no result, such as data.root=PATH. What was begun under RUNS goes on. OUT is written anew
+after every variant, and after every round in which kNN is measured: a run that is cut off is there as far as it went,
+without scores.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 import fedu2
+from fedu2.engine import choose, choose_device
 from fedu2.errors import UsageError
 from fedu2.evaluate import assess, kept
 from fedu2.evaluation.judge import protocols
+from fedu2.federation.callbacks import Callback
 from fedu2.files import write_atomically
 from fedu2.paper.records import commit, papers_own
 from fedu2.resuming import FREE_KEYS, KEPT_KEYS
-from fedu2.run import Run
+from fedu2.run import Run, environment
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -48,12 +51,32 @@ def run_study(study: Path, runs: Path, out: Path, settings: Sequence[str], sourc
     for name, experiment in experiments.items():
         path = runs / name
         print(f"== {name}", flush=True)
+
+        def keep(name: str = name, path: Path = path) -> None:
+            write(out, [*records, record(name, Run(path), source)])
+
         # Of a finished run this makes sure that it is this experiment.
-        run = fedu2.train(experiment, path, resume=(path / "config.yaml").exists())
+        run = fedu2.train(experiment, path, resume=(path / "config.yaml").exists(), callbacks=[Keep(keep)])
         assess(run, judges, seeds=1, device=experiment.device, skip=scores(run))
-        records.append(record(name, run, source))
+        records.append(record(name, Run(path), source))
         print(name, {score: round(value, 2) for score, value in records[-1]["scores"].items()}, flush=True)
-        write_atomically(out, json.dumps(records, separators=(",", ":")) + "\n")
+        write(out, records)
+
+
+class Keep(Callback):
+    """Calls `keep` after every judged round."""
+
+    def __init__(self, keep: Callable[[], None]) -> None:
+        self.keep = keep
+
+    def on_round(self, record: Mapping[str, Any]) -> None:
+        if "knn" in record:
+            self.keep()
+
+
+def write(out: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """One line of JSON."""
+    write_atomically(out, json.dumps(records, separators=(",", ":")) + "\n")
 
 
 def variants(plan: Any, settings: Sequence[str]) -> dict[str, fedu2.Experiment]:
@@ -99,7 +122,7 @@ def record(name: str, run: Run, source: str) -> dict[str, Any]:
     return {
         "name": name,
         "commit": source,
-        "environment": run.summary["environment"],
+        "environment": environment(choose(run.experiment, choose_device(run.experiment.device))),
         "config": {key: value for key, value in run.experiment.flat().items() if key != "data.root"},
         "scores": scores(run),
         "history": [
