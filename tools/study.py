@@ -122,13 +122,18 @@ def record(name: str, run: Run, source: str) -> dict[str, Any]:
     return {
         "name": name,
         "commit": source,
-        "environment": environment(choose(run.experiment, choose_device(run.experiment.device))),
+        "environment": run.summary["environment"] if run.finished else _present(run),
         "config": {key: value for key, value in run.experiment.flat().items() if key != "data.root"},
         "scores": scores(run),
         "history": [
             {key: value for key, value in round_.items() if isinstance(value, int | float)} for round_ in run.history
         ],
     }
+
+
+def _present(run: Run) -> dict[str, str]:
+    """The environment of a run that trains here and now."""
+    return environment(choose(run.experiment, choose_device(run.experiment.device)))
 
 
 if __name__ == "__main__":
