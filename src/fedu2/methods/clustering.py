@@ -92,8 +92,8 @@ def global_clusters(centroids: Tensor, points: Tensor, *, steps: int, temperatur
     """C (G, d) of unit rows after `steps` of SGD on `clustering_loss` of points Z (n, d), starting at `centroids`.
 
     Learning rate 0.01, momentum 0.9, weight decay 1e-4; rows are brought back to unit length after each step. The
-    assignment of a step begins with the u of the step before, which differs little: most then need ten iterations where
-    a hundred from ones on are not enough, and clusters come nearer to equal masses.
+    assignment of a step begins with the u of the step before, which differs little: it takes a few iterations where it
+    would take up to a hundred from ones on, and clusters come nearer to equal masses.
     """
     moving = F.normalize(centroids, dim=1).requires_grad_()
     optimizer = PlainSGD(moving, lr=0.01, momentum=0.9, weight_decay=1e-4)
