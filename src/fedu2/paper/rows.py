@@ -54,8 +54,11 @@ TRY_SETTINGS: dict[str, Any] = {
     "server.lr": 1.0,  # tries are older than the recipe's longer step, and than a λ_U that falls: all rows alike
     "fur.schedule": "constant",
 }
-# Older than targets that stay, too; tried anew, this row would have had more tries than others.
-ROW_TRY_SETTINGS: dict[str, dict[str, Any]] = {"fedu2-byol": {"byol.target": "shared"}}
+# Older than targets that stay, and than Orchestra's rate, too; tried anew, a row would have had more tries than others.
+ROW_TRY_SETTINGS: dict[str, dict[str, Any]] = {
+    "fedu2-byol": {"byol.target": "shared"},
+    "orchestra": {"optimizer.lr": RECIPE["optimizer.lr"]},
+}
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,8 @@ ROWS: dict[str, Row] = dict(
         _row("feddecorr-byol", "FedDecorr-BYOL", "feddecorr", "byol"),
         _row("ldawa-byol", "L-DAWA-BYOL", "ldawa", "byol"),
         _row("fedx-byol", "FedX-BYOL", "fedx", "byol"),
-        _row("orchestra", "Orchestra", "orchestra", "orchestra"),
+        # At the recipe's rate it learns nothing (docs/decisions/0021-orchestra-rate.md).
+        _row("orchestra", "Orchestra", "orchestra", "orchestra", **{"optimizer.lr": 0.0125}),
         _row("fedu2-byol-without-fur", "FedU²-BYOL without FUR", "fedu2", "byol", **{"fur.weight": 0}),
         _row("fedu2-byol-without-eua", "FedU²-BYOL without EUA", "fedu2", "byol", aggregator="fedavg"),
         _row("fedu2-byol", "FedU²-BYOL", "fedu2", "byol"),
