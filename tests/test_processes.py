@@ -89,7 +89,7 @@ def config(micro: Experiment, tmp_path: Path) -> Path:
 
 
 def test_several_processes_give_what_one_gives(config: Path, tmp_path: Path) -> None:
-    processes = 3
+    processes = 2
     alone = fedu2.train(Experiment.load(config), tmp_path / "alone").path
     assert len(list(alone.glob("checkpoint/round-000003/client-*"))) == 5  # everybody took part and remembers
     together = tmp_path / "together"
@@ -181,6 +181,6 @@ def test_every_process_has_its_gpu_where_there_are_enough(
 
 
 def test_a_wrong_key_is_one_line_and_ends_everybody() -> None:
-    ended = _start(3, "-m", "fedu2", "train", "roundz=3")
+    ended = _start(2, "-m", "fedu2", "train", "roundz=3")
     assert _said(ended) == ["fedu2: unknown key 'roundz'; did you mean 'rounds'?"]
-    assert ended.codes == [2, 0, 0]
+    assert ended.codes == [2, 0]
