@@ -53,5 +53,13 @@ def test_keys_in_the_documents_exist() -> None:
 def test_links_between_documents_lead_somewhere() -> None:
     for page in PAGES:
         prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
-        for target in re.findall(r"\]\(([^)#:]+)\)", prose):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+        for target, anchor in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", prose):
+            place = page.parent / target if target else page
+            assert place.exists(), f"{page.name} links to {target}"
+            assert not anchor or anchor in _anchors(place), f"{page.name} links to {target}#{anchor}"
+
+
+def _anchors(page: Path) -> set[str]:
+    """The headings of a page as GitHub names them: in small letters, without signs, hyphens for spaces."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), flags=re.M)
+    return {re.sub(r"[^\w\- ]|[²³]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -89,7 +89,7 @@ def config(micro: Experiment, tmp_path: Path) -> Path:
 
 
 def test_several_processes_give_what_one_gives(config: Path, tmp_path: Path) -> None:
-    processes = 2
+    processes = 3
     alone = fedu2.train(Experiment.load(config), tmp_path / "alone").path
     assert len(list(alone.glob("checkpoint/round-000003/client-*"))) == 5  # everybody took part and remembers
     together = tmp_path / "together"
