@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedu2.cli import main
 from fedu2.errors import DataError, TrainingError, UsageError
 from fedu2.evaluate import assess, evaluate, kept, parse_protocols
 from fedu2.experiment import Experiment
+from fedu2.federation.callbacks import Callback
 from fedu2.federation.deadline import Deadline
 from fedu2.files import digest_of
 from fedu2.paper import cli, page, plan, rows
@@ -392,6 +394,26 @@ def test_complete_records_are_left_alone(place: Path) -> None:
     campaign = Campaign(place / "runs", place / "results", protocols=("knn",))
     assert len(list(campaign.play(CELLS, [0], Deadline(None), lambda *_: []))) == 2
     assert not list((place / "runs").iterdir())
+
+
+def test_two_campaigns_share_the_cells(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The other one begins while the first is in the middle of its first cell, and takes the second."""
+    cells = [_cell("one", rounds=1), _cell("two", rounds=1)]
+    first, other = (Campaign(tmp_path / "runs", tmp_path / "results", protocols=()) for _ in range(2))
+    taken: list[str] = []
+
+    class Begin(Callback):
+        def on_round(self, record: Mapping[str, Any]) -> None:
+            taken.extend(record.cell for record in other.play(cells, [0], Deadline(None), lambda *_: []))
+
+    def watch(cell: Cell, seed: int) -> list[Callback]:
+        return [Begin()] if cell is cells[0] else []
+
+    with caplog.at_level("INFO"):
+        played = [record.cell for record in first.play(cells, [0], Deadline(None), watch)]
+    assert set(taken) == {"micro/two"}
+    assert "micro/one, seed 0: another process is at it" in caplog.text
+    assert played == ["micro/one", "micro/two"]
 
 
 @pytest.mark.parametrize("setting", ["rounds=3", "seed=1", "fur.weight=0", "method=fedbyol"])

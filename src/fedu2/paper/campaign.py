@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +20,14 @@ from fedu2.evaluation.options import Protocols
 from fedu2.experiment import Experiment
 from fedu2.federation.callbacks import Callback
 from fedu2.federation.deadline import Deadline
+from fedu2.files import lock_file
 from fedu2.paper.plan import Cell
 from fedu2.paper.records import FREE, Record, check_cell, existing, papers_own, path_of, write
 from fedu2.run import Run, environment, train
 
 __all__ = ["Campaign", "choose_cells"]
+
+log = logging.getLogger("fedu2")
 
 SHARES = [f"{100 * fraction:g} %" for fraction in Protocols().finetune.fractions]
 # The scores that each protocol comes to.
@@ -75,7 +81,10 @@ class Campaign:
         deadline: Deadline,
         watch: Callable[[Cell, int], Sequence[Callback]],
     ) -> Iterator[Record]:
-        """Run the cells one after another; records that are complete are left alone. Ends when time is up."""
+        """Run the cells one after another, until time is up.
+
+        Records that are complete are left alone, and cells that another process is at are passed over.
+        """
         self._check_places()
         worked = False
         for seed in seeds:
@@ -84,7 +93,11 @@ class Campaign:
                 if record is None or not self.complete(record):
                     if worked and deadline.left <= 0:
                         return
-                    record = self._advance(cell, seed, deadline, watch(cell, seed))
+                    with self._claim(cell, seed) as ours:
+                        if not ours:
+                            log.info("%s, seed %d: another process is at it", cell.name, seed)
+                            continue
+                        record = self._advance(cell, seed, deadline, watch(cell, seed))
                     worked = True
                 yield record
                 if not self.complete(record):
@@ -109,6 +122,19 @@ class Campaign:
         for cell, run in runs.items():
             check_cell(cell, run.experiment)
         return runs
+
+    @contextlib.contextmanager
+    def _claim(self, cell: Cell, seed: int) -> Iterator[bool]:
+        """Whether this process may work at a cell: one that does keeps others out until it is done, or dead."""
+        run = self.run_of(cell, seed).path
+        run.parent.mkdir(parents=True, exist_ok=True)
+        with lock_file(run.with_name(f".{run.name}.lock")) as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
 
     def _advance(self, cell: Cell, seed: int, deadline: Deadline, watch: Sequence[Callback]) -> Record:
         """Train, then judge, as far as time allows; the record is written after every step."""
