@@ -151,9 +151,6 @@ class FUROptions(Options):
     tau_a: float = Field(0.8, gt=0, description="τ_a, penalty on the marginal of the batch")
     tau_b: float = Field(0.8, gt=0, description="τ_b, penalty on the marginal of the reference points")
     references: int | None = Field(None, ge=1, description="M, number of reference points; default: the batch size")
-    draw: Literal["fresh", "fixed"] = Field(
-        "fresh", description="reference points are fresh ones in every step, or the same ones for all clients and steps"
-    )
 
 
 class EUAOptions(Options):

@@ -31,6 +31,6 @@ __all__ = ["fedu2"]
 )
 def fedu2(experiment: Experiment) -> Method:
     """Uniform representations at the clients (FUR), unified models at the server (EUA)."""
-    regularizers: tuple[Regularizer, ...] = (FUR(experiment.fur, experiment.seed),) if experiment.fur.weight > 0 else ()
+    regularizers: tuple[Regularizer, ...] = (FUR(experiment.fur),) if experiment.fur.weight > 0 else ()
     aggregator = aggregators[experiment.aggregator or "eua"](experiment)
     return Method(experiment, aggregator, regularizers, stays_for(experiment))
