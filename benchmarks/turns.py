@@ -7,7 +7,8 @@ Trains an experiment, and tells of every tensor in every round
     agreement   the mean cosine between the updates of two clients
     length      ‖θ̄ − θ_s‖ / ‖θ_s‖
 
-Tensors of fewer than 64 numbers are left out. Keep `server.until` at 1, or turns end with the long step.
+Tensors of fewer than 64 numbers are left out, and targets. What weight decay alone moves has a turn of 1. Keep
+`server.until` at 1, or turns end with the long step.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from fedu2.experiment import Experiment
 from fedu2.federation.callbacks import Callback
 from fedu2.federation.local import LocalBackend
 from fedu2.federation.rounds import initial_state, play_round
+from fedu2.files import write_atomically
 from fedu2.methods import build, resolve
 from fedu2.models.flat import FlatModel
 
@@ -56,7 +58,11 @@ def watch(experiment: Experiment) -> Iterator[dict[str, Any]]:
         return found
 
     method = replace(plain, aggregator=catch)
-    spans = {e.name: slice(e.start, e.stop) for e in method.layouts[0].entries if e.stop - e.start >= SMALLEST}
+    spans = {
+        e.name: slice(e.start, e.stop)
+        for e in method.layouts[0].entries
+        if e.stop - e.start >= SMALLEST and e.stop <= method.trained
+    }
     backend, state = LocalBackend(method, dataset.train, shares), initial_state(method, device)
     sizes, judged, before = [len(share) for share in shares], FlatModel(method.learner(), device), None
     for round_ in range(1, experiment.rounds + 1):
@@ -99,15 +105,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
     asked = parser.parse_intermixed_args(arguments)
     experiment = resolve(Experiment.parse({}, asked.settings))
+    settings = {key: value for key, value in experiment.flat().items() if key != "data.root"}
     records = []
     for record in watch(experiment):
         records.append(record)
         print(record["round"], record.get("knn", ""), flush=True)
+        if asked.out:
+            write_atomically(asked.out, json.dumps({"experiment": settings, "rounds": records}) + "\n")
     for name, turn in mean_turns(records).items():
         print(f"{turn:6.2f}  {name}")
-    if asked.out:
-        settings = {key: value for key, value in experiment.flat().items() if key != "data.root"}
-        asked.out.write_text(json.dumps({"experiment": settings, "rounds": records}) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -409,11 +409,27 @@ def test_two_campaigns_share_the_cells(tmp_path: Path, caplog: pytest.LogCapture
     def watch(cell: Cell, seed: int) -> list[Callback]:
         return [Begin()] if cell is cells[0] else []
 
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", "fedu2"):
         played = [record.cell for record in first.play(cells, [0], Deadline(None), watch)]
     assert set(taken) == {"micro/two"}
     assert "micro/one, seed 0: another process is at it" in caplog.text
     assert played == ["micro/one", "micro/two"]
+
+
+def test_a_cell_that_another_process_is_at_is_told(
+    place: Path, micro_table: Exhibit, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(exhibits._parts, "table2", micro_table)
+    command = ["paper", "run", "table2", "device=cpu", "--cells", "one,two", "--protocol", "knn", "--seeds", "0"]
+    places = ["--results", str(place / "results"), "--runs", str(place / "runs")]
+    path_of(CELLS[0], 0, place / "results").unlink()
+    with Campaign(place / "runs", place / "results")._claim(CELLS[0], 0) as ours:
+        assert ours
+        assert main([*command, *places]) == 75
+    told = capsys.readouterr().err
+    assert "micro/one, seed 0: another process is at it" in told
+    assert "1 of 2 runs are complete" in told
+    assert main([*command, *places]) == 0
 
 
 @pytest.mark.parametrize("setting", ["rounds=3", "seed=1", "fur.weight=0", "method=fedbyol"])

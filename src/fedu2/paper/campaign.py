@@ -83,25 +83,32 @@ class Campaign:
     ) -> Iterator[Record]:
         """Run the cells one after another, until time is up.
 
-        Records that are complete are left alone, and cells that another process is at are passed over.
+        Records that are complete are left alone. Cells that another process is at are passed over, and looked at once
+        more in the end.
         """
         self._check_places()
-        worked = False
-        for seed in seeds:
-            for cell in cells:
+        worked, todo = False, [(seed, cell) for seed in seeds for cell in cells]
+        for last in (False, True):
+            passed: list[tuple[int, Cell]] = []
+            for seed, cell in todo:
                 record = self.existing(cell, seed)
                 if record is None or not self.complete(record):
                     if worked and deadline.left <= 0:
                         return
                     with self._claim(cell, seed) as ours:
                         if not ours:
-                            log.info("%s, seed %d: another process is at it", cell.name, seed)
+                            passed.append((seed, cell))
+                            if last:
+                                log.info("%s, seed %d: another process is at it", cell.name, seed)
                             continue
-                        record = self._advance(cell, seed, deadline, watch(cell, seed))
+                        record = self.existing(cell, seed)  # another process may have just finished it
+                        if record is None or not self.complete(record):
+                            record = self._advance(cell, seed, deadline, watch(cell, seed))
                     worked = True
                 yield record
                 if not self.complete(record):
                     return
+            todo = passed
 
     def existing(self, cell: Cell, seed: int) -> Record | None:
         """The record of a cell, if there is one."""

@@ -63,12 +63,13 @@ def run_cells(
     def watch(cell: Cell, seed: int) -> list[Callback]:
         return [Progress(console, f"{cell.name}, seed {seed}")]
 
-    done = 0
     for record in campaign.play(cells, seeds, deadline, watch):
         console.print(f"{record.cell}: {_state(record)} → {record.path}", highlight=False, soft_wrap=True)
-        done += campaign.complete(record)
-    if done < len(cells) * len(seeds):
-        raise OutOfTime(f"{done} of {len(cells) * len(seeds)} runs are complete; the same command goes on with them")
+    # As they are now: other processes may have had a part in them, or be still at it.
+    records = [campaign.existing(cell, seed) for seed in seeds for cell in cells]
+    done = sum(record is not None and campaign.complete(record) for record in records)
+    if done < len(records):
+        raise OutOfTime(f"{done} of {len(records)} runs are complete; the same command goes on with the others")
 
 
 def show_exhibit(console: Console, name: str, results: Path, as_markdown: bool) -> None:
