@@ -6,8 +6,8 @@
 defaults, take θ̄ itself. What clients agree on, round after round, adds up in v; what each does its own way cancels.
 
 θ_g is the global model, which is judged, saved and exported; θ_s is what is sent to the clients. They differ where
-η > 1: a longer step overshoots in what settles within a round (heads, scales of batch norm), and clients mend it in the
-next. From η = 2 on θ_s is a worse model than the mean that it came from, and worse the longer the step
+η > 1: a longer step overshoots in what settles within a round (heads, an encoder's first layers), and clients mend it
+in the next. From η = 2 on θ_s is a worse model than the mean that it came from, and worse the longer the step
 (docs/research.md, section 12). FedExP judges means of its iterates, too, and not the last (ICLR 2023).
 When the clients' rate has fallen to almost nothing they mend nothing any more, and a run would end with what overshot:
 `server.until` ends longer steps before. With `server.parts=encoder` heads, which settle first, are sent as the

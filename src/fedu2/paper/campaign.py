@@ -91,8 +91,8 @@ class Campaign:
         for last in (False, True):
             passed: list[tuple[int, Cell]] = []
             for seed, cell in todo:
-                record = self.existing(cell, seed)
-                if record is None or not self.complete(record):
+                record = self._completed(cell, seed)
+                if record is None:
                     if worked and deadline.left <= 0:
                         return
                     with self._claim(cell, seed) as ours:
@@ -101,9 +101,8 @@ class Campaign:
                             if last:
                                 log.info("%s, seed %d: another process is at it", cell.name, seed)
                             continue
-                        record = self.existing(cell, seed)  # another process may have just finished it
-                        if record is None or not self.complete(record):
-                            record = self._advance(cell, seed, deadline, watch(cell, seed))
+                        # Another process may have finished it just before.
+                        record = self._completed(cell, seed) or self._advance(cell, seed, deadline, watch(cell, seed))
                     worked = True
                 yield record
                 if not self.complete(record):
@@ -113,6 +112,10 @@ class Campaign:
     def existing(self, cell: Cell, seed: int) -> Record | None:
         """The record of a cell, if there is one."""
         return existing(path_of(cell, seed, self.results), cell)
+
+    def _completed(self, cell: Cell, seed: int) -> Record | None:
+        record = self.existing(cell, seed)
+        return record if record is not None and self.complete(record) else None
 
     def run_of(self, cell: Cell, seed: int) -> Run:
         """The directory in which a cell is trained."""
