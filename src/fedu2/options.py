@@ -151,6 +151,12 @@ class FUROptions(Options):
     tau_a: float = Field(0.8, gt=0, description="τ_a, penalty on the marginal of the batch")
     tau_b: float = Field(0.8, gt=0, description="τ_b, penalty on the marginal of the reference points")
     references: int | None = Field(None, ge=1, description="M, number of reference points; default: the batch size")
+    draw: Literal["fresh", "walk", "follow"] = Field(
+        "fresh",
+        description="reference points: fresh ones in every step, ones that wander, or ones that follow their points",
+    )
+    memory: float = Field(100.0, gt=1, description="draw=walk, follow: steps that a reference needs to forget where it was")
+    past: int = Field(0, ge=0, description="batches of steps before that a batch competes with, too")
 
 
 class EUAOptions(Options):
