@@ -156,6 +156,7 @@ class FUROptions(Options):
         description="reference points: fresh ones in every step, ones that wander, or ones that follow their points",
     )
     memory: float = Field(100.0, gt=1, description="draw=walk, follow: steps that a reference needs to forget where it was")
+    others: int = Field(0, ge=0, description="points of other clients that a batch competes with, too")
     past: int = Field(0, ge=0, description="batches of steps before that a batch competes with, too")
 
 

@@ -40,16 +40,21 @@ class FUR:
         return weight * result.loss.sum(), logged
 
     def result(self, z: Tensor, generator: torch.Generator) -> FURResult:
-        """FUR of z (2, N, d), toward references by `draw`, beside the points of `past` batches of the same client."""
+        """FUR of z (2, N, d), toward references by `draw`, beside points of `past` batches and of `others`."""
         n = z.shape[-2]
         with torch.no_grad():
             now = normalize(z.detach().float(), dim=-1, eps=1e-6)
             client = torch.tensor(generator.initial_seed() % 2**62)
+            left = self.state.get("past", now[:, :0])
             if not torch.equal(self.state.get("client", client), client):
-                self.state.pop("past", None)
-            past = self.state.get("past", now[:, :0])
-            self.state.update(client=client, past=torch.cat([now, past], -2)[:, : n * self.options.past])
-        points = torch.cat([z, past.to(z.dtype)], -2)
+                # clients train in turn: the nine that trained last are the others of ten
+                self.state["others"] = torch.cat([left[:, : 4 * n], self.state.get("others", left[:, :0])], -2)[:, : 9 * 4 * n]
+                left = now[:, :0]
+            self.state.update(client=client, past=torch.cat([now, left], -2)[:, : n * max(self.options.past, 4)])
+            others = self.state.get("others", left[:, :0])
+            some = torch.randperm(others.shape[-2], generator=generator)[: self.options.others]
+            rivals = torch.cat([left[:, : n * self.options.past], others[:, some]], -2)
+        points = torch.cat([z, rivals.to(z.dtype)], -2)
         references = self.references(points, now, generator)
         found = fur_toward(points, references, self.options)
         return FURResult(found.loss * (points.shape[-2] / n), found.mass, found.gap)
