@@ -169,6 +169,9 @@ class EUAOptions(Options):
     rates: Literal["equal", "shares"] = Field(
         "equal", description="all clients' models are neared at one rate, or each in proportion to its data share"
     )
+    level: Literal["model", "section", "layer"] = Field(
+        "model", description="weights for the whole model, for encoder and heads each, or for every layer"
+    )
     phi: float = Field(0.1, gt=0, description="φ of the paper; step=literal only")
     guard: float | None = Field(
         3.0,
