@@ -151,13 +151,6 @@ class FUROptions(Options):
     tau_a: float = Field(0.8, gt=0, description="τ_a, penalty on the marginal of the batch")
     tau_b: float = Field(0.8, gt=0, description="τ_b, penalty on the marginal of the reference points")
     references: int | None = Field(None, ge=1, description="M, number of reference points; default: the batch size")
-    draw: Literal["fresh", "walk", "follow"] = Field(
-        "fresh",
-        description="reference points: fresh ones in every step, ones that wander, or ones that follow their points",
-    )
-    memory: float = Field(100.0, gt=1, description="draw=walk, follow: steps that a reference needs to forget where it was")
-    others: int = Field(0, ge=0, description="points of other clients that a batch competes with, too")
-    past: int = Field(0, ge=0, description="batches of steps before that a batch competes with, too")
 
 
 class EUAOptions(Options):
@@ -168,9 +161,6 @@ class EUAOptions(Options):
     )
     rates: Literal["equal", "shares"] = Field(
         "equal", description="all clients' models are neared at one rate, or each in proportion to its data share"
-    )
-    level: Literal["model", "section", "layer"] = Field(
-        "model", description="weights for the whole model, for encoder and heads each, or for every layer"
     )
     phi: float = Field(0.1, gt=0, description="φ of the paper; step=literal only")
     guard: float | None = Field(

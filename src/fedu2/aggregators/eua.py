@@ -105,59 +105,27 @@ def eua(options: EUAOptions, rounds: int = 1) -> Aggregator:
     def aggregate(updates: Updates) -> Aggregate:
         require_finite(updates.clients)
         deltas = updates.clients.sub_(updates.start)
+        products = gram(deltas[:, : updates.trained])
         late = options.until < 1 and updates.round / rounds > options.until
-        parts = parts_of(updates, options.level)
-        products = [gram(deltas[:, part]) for part in parts]
-        steps = [unify(product, updates.shares, plain if late else options) for product in products]
-        sizes = torch.tensor([part.stop - part.start for part in parts], dtype=torch.float64)
-        whole = combined(steps, sizes / sizes.sum())
-        weights = whole.scale * whole.weights
+        step = unify(products, updates.shares, plain if late else options)
+        weights = step.scale * step.weights
         metrics = {
-            "weights": whole.weights.tolist(),
-            "min_norm": whole.min_norm.tolist(),
-            "rates": whole.rates.tolist(),
-            "norms": sum(product.diagonal() for product in products).sqrt().tolist(),
-            "clients": float(1 / whole.weights.square().sum()),  # on how many, as it were, the step stands
-            "scale": whole.scale,
-            "residual": whole.residual,
+            "weights": step.weights.tolist(),
+            "min_norm": step.min_norm.tolist(),
+            "rates": step.rates.tolist(),
+            "norms": products.diagonal().sqrt().tolist(),
+            "clients": float(1 / step.weights.square().sum()),  # on how many, as it were, the step stands
+            "scale": step.scale,
+            "residual": step.residual,
         }
-        buffer_weights = whole.weights if options.buffers == "same" else updates.shares
-        params = weighted_sum(whole.weights, deltas, updates.start)  # of a target, and overwritten in what is trained
-        for part, found in zip(parts, steps, strict=True):
-            params[part] = weighted_sum(found.scale * found.weights, deltas[:, part], updates.start[part])
+        buffer_weights = step.weights if options.buffers == "same" else updates.shares
+        params = weighted_sum(weights, deltas, updates.start)
+        if updates.trained is not None and step.scale > 1:
+            target = slice(updates.trained, None)
+            params[target] = weighted_sum(step.weights, deltas[:, target], updates.start[target])
         return Aggregate(params, weights, buffer_weights, metrics)
 
     return aggregate
-
-
-def parts_of(updates: Updates, level: str) -> list[slice]:
-    """The stretches of what is trained that have weights of their own."""
-    trained = updates.start.numel() if updates.trained is None else updates.trained
-    if level == "model" or not updates.layout.entries:
-        return [slice(0, trained)]
-    parts: dict[str, slice] = {}
-    for entry in updates.layout.entries:
-        if entry.stop <= trained:
-            name = entry.section if level == "section" else entry.name.rpartition(".")[0]
-            parts[name] = slice(parts[name].start if name in parts else entry.start, entry.stop)
-    return list(parts.values())
-
-
-def combined(steps: list[Unified], share: Tensor) -> Unified:
-    """What is told of several parts: means by their size."""
-    if len(steps) == 1:
-        return steps[0]
-
-    def mean(values: list[Tensor]) -> Tensor:
-        return share @ torch.stack(values)
-
-    return Unified(
-        mean([s.weights for s in steps]),
-        mean([s.min_norm for s in steps]),
-        float(mean([torch.tensor(s.scale, dtype=torch.float64) for s in steps])),
-        mean([s.rates for s in steps]),
-        max(s.residual for s in steps),
-    )
 
 
 @aggregators.register("eua")

@@ -8,7 +8,7 @@ defaults, take θ̄ itself. What clients agree on, round after round, adds up in
 θ_g is the global model, which is judged, saved and exported; θ_s is what is sent to the clients. They differ where
 η > 1: a longer step overshoots in what settles within a round (heads, an encoder's first layers), and clients mend it
 in the next. From η = 2 on θ_s is a worse model than the mean that it came from, and worse the longer the step
-(docs/research.md, section 12). FedExP judges means of its iterates, too, and not the last (ICLR 2023).
+(docs/research/12-step-not-for-targets.md). FedExP judges means of its iterates, too, and not the last (ICLR 2023).
 When the clients' rate has fallen to almost nothing they mend nothing any more, and a run would end with what overshot:
 `server.until` ends longer steps before. With `server.parts=encoder` heads, which settle first, are sent as the
 aggregator found them, and the encoder alone lies ahead (section 14).

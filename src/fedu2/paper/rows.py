@@ -24,9 +24,9 @@ RECIPE: dict[str, Any] = {
     "optimizer.weight_decay": 5e-4,
     "optimizer.schedule": "cosine",
     "views.crop_scale": [0.2, 1.0],
-    "views.size": 24,  # for speed: a round takes 0.7 of the time that 32 does (docs/research.md, section 5)
+    "views.size": 24,  # for speed: a round takes 0.7 of the time that 32 does (docs/research/05-plain-methods-slow.md)
     "views.solarize": 0.2,
-    # Four fifths of the rounds with a longer step, which heads do not bear (docs/research.md, sections 12 to 15)
+    # Four fifths of the rounds with a longer step, which heads do not bear (docs/research, 12 to 15)
     "server.lr": 2,
     "server.until": 0.8,
     "server.parts": "encoder",
