@@ -11,7 +11,8 @@ in the next. From η = 2 on θ_s is a worse model than the mean that it came fro
 (docs/research/12-step-not-for-targets.md). FedExP judges means of its iterates, too, and not the last (ICLR 2023).
 When the clients' rate has fallen to almost nothing they mend nothing any more, and a run would end with what overshot:
 `server.until` ends longer steps before. With `server.parts=encoder` heads, which settle first, are sent as the
-aggregator found them, and the encoder alone lies ahead (section 14).
+aggregator found them, and the encoder alone lies ahead
+(docs/research/14-step-by-row.md).
 
 Batch-norm buffers are statistics of the clients' images and no parameters: they take no such step. Nor does a target
 network θ' that travels. It is trained by nobody: at the end of a round each client's has caught up with the client's
