@@ -83,7 +83,9 @@ def test_every_cell_is_a_valid_experiment_of_its_setting() -> None:
             experiment = cell.experiment(seed=3)
             assert experiment.seed == 3
             if cell.setting not in ("sample", "tuning"):
-                assert f"{experiment.dataset}-k{experiment.clients}-a{experiment.alpha:g}" == cell.setting
+                few = f"c{experiment.split.classes_per_client}"
+                deal = few if experiment.partition == "classes" else f"a{experiment.alpha:g}"
+                assert f"{experiment.dataset}-k{experiment.clients}-{deal}" == cell.setting
                 assert experiment.participation == (0.5 if experiment.clients == 100 else 1.0)
                 assert experiment.rounds * experiment.participation <= 100
                 if name != "rounds":
@@ -112,6 +114,18 @@ def test_ablations_and_sweeps_change_one_thing() -> None:
     assert [changed(cell).get("fur.weight", 2.0) for cell in weights.values()] == list(weights)
     assert [c.experiment(0).local_epochs for c in exhibits["figure5a"].series[1].cells.values()] == [5, 10, 20, 50]
     assert [c.experiment(0).clients for c in exhibits["figure5b"].series[0].cells.values()] == [5, 10, 20, 50, 100]
+
+
+def test_harder_partitions_differ_from_the_tables_in_nothing_else() -> None:
+    for cell in exhibits["harder"].cells:
+        usual = plan.cell(plan.HOME, cell.row).experiment(0).flat()
+        own = {key: value for key, value in cell.experiment(0).flat().items() if value != usual[key]}
+        classes = int(cell.setting[-1])
+        own.pop("alpha", None)
+        assert own.pop("split.classes_per_client", 2) == classes  # 2 is the default
+        assert own == {"partition": "classes"}
+    assert plan.setting_title("cifar10-k10-c1") == "CIFAR-10, K = 10, 1 class a client"
+    assert plan.setting_title("cifar10-k10-c2") == "CIFAR-10, K = 10, 2 classes a client"
 
 
 def test_runs_of_few_rounds_and_many_differ_in_nothing_else() -> None:

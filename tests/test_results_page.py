@@ -21,7 +21,7 @@ from fedu2.files import digest_of
 from fedu2.methods import resolve
 from fedu2.paper import pace, plan, rows
 from fedu2.paper.page import SWEEPS, gather, machines, page
-from fedu2.paper.plan import HOME, PROTOCOLS, TABLES, Cell, exhibits
+from fedu2.paper.plan import HOME, OWN_TABLES, PROTOCOLS, TABLES, Cell, exhibits
 from fedu2.paper.records import Record, path_of, read
 from fedu2.paper.tables import groups
 from fedu2.parsing import leaves
@@ -85,7 +85,7 @@ def _table1(text: str) -> str:
 def test_a_page_without_records_names_what_it_waits_for(tmp_path: Path) -> None:
     text = _page(tmp_path / "nothing")
     assert "|" not in text
-    for name in (*TABLES, *SWEEPS):
+    for name in (*TABLES, *OWN_TABLES, *SWEEPS):
         waiting = _section(text, exhibits[name].title)
         assert waiting.strip() == f"No finished records yet: {'; '.join(g.title for g in groups(exhibits[name]))}."
     tuned = ", ".join(rows.ROWS[row].title for row in rows.TRIES)

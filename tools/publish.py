@@ -17,7 +17,7 @@ from fedu2.errors import UsageError
 from fedu2.experiment import Experiment
 from fedu2.files import write_atomically
 from fedu2.paper.page import emphasised, gather, judged, machines, minutes, page
-from fedu2.paper.plan import HOME, PROTOCOLS, TABLES, Cell, exhibits, home_cells, published, setting_title
+from fedu2.paper.plan import HOME, OWN_TABLES, PROTOCOLS, TABLES, Cell, exhibits, home_cells, published, setting_title
 from fedu2.paper.records import Record
 from fedu2.paper.rows import ROWS
 from fedu2.paper.tables import Found, Sheet, finished, markdown, measured, shown_score
@@ -135,7 +135,7 @@ def stale(root: Path, wanted: Mapping[Path, str]) -> list[Path]:
 
 def recipes(found: Mapping[Cell, Found]) -> dict[str, str]:
     """By path: a recipe for every cell of the tables that has a finished record, and for one that always has."""
-    cells = dict.fromkeys(cell for name in TABLES for cell in exhibits[name].cells)
+    cells = dict.fromkeys(cell for name in (*TABLES, *OWN_TABLES) for cell in exhibits[name].cells)
     records = {cell: finished(found[cell]) for cell in cells}
     return {path_of(cell): recipe(cell, own) for cell, own in records.items() if own or cell.name == ALWAYS}
 
@@ -146,7 +146,7 @@ def path_of(cell: Cell) -> str:
 
 def recipe(cell: Cell, records: Sequence[Record]) -> str:
     """What the cell is, how its row is made again, how long that takes, and its configuration."""
-    tables = [name for name in TABLES if cell in exhibits[name].cells]
+    tables = [name for name in (*TABLES, *OWN_TABLES) if cell in exhibits[name].cells]
     seeds = ",".join(map(str, sorted(record.seed for record in records)))
     chosen = f" --seeds {seeds}" if seeds not in ("", "0") else ""  # 0 is what it runs by itself
     timed = judged(records, [protocol for name in tables for protocol in exhibits[name].protocols])

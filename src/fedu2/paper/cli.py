@@ -15,6 +15,7 @@ __all__ = ["EXHIBITS", "app"]
 EXHIBITS = {
     "table1": "Table 1: linear probe and fine-tuning, ours beside the paper's.",
     "table2": "Table 2: nearest neighbours, ours beside the paper's.",
+    "harder": "Clients of two classes and of one: nearest neighbours and linear probe.",
     "tuning": "What was tried for each method's own hyper-parameters, on validation images.",
     "sample": "Three methods on the embedded sample, to try it all on a CPU.",
 }

@@ -18,7 +18,7 @@ from typing import Any
 from fedu2.experiment import Experiment
 from fedu2.files import shown
 from fedu2.paper.pace import pace_section
-from fedu2.paper.plan import HOME, PROTOCOLS, TABLES, Cell, Exhibit, exhibits
+from fedu2.paper.plan import HOME, OWN_TABLES, PROTOCOLS, TABLES, Cell, Exhibit, exhibits
 from fedu2.paper.records import Record
 from fedu2.paper.rows import RECIPE, ROWS
 from fedu2.paper.tables import Findings, Found, Group, Sheet, assignments, finished, groups, markdown, readable, sheet
@@ -32,7 +32,9 @@ NAMED = ("dataset", "clients", "alpha")  # what the name of a setting tells
 
 def gather(results: Path) -> dict[Cell, Found]:
     """The records of all cells that the page shows; troubles name files as they lie under `results`."""
-    cells = dict.fromkeys(cell for name in (*TABLES, *SWEEPS, "tuning") for cell in exhibits[name].all_cells())
+    cells = dict.fromkeys(
+        cell for name in (*TABLES, *OWN_TABLES, *SWEEPS, "tuning") for cell in exhibits[name].all_cells()
+    )
     found: dict[Cell, Found] = {}
     for cell in cells:
         records, trouble = readable(cell, results)
@@ -41,8 +43,8 @@ def gather(results: Path) -> dict[Cell, Found]:
 
 
 def page(found: Findings) -> str:
-    """Everything: what is shown and how it was made, the tables, the sweeps, the pace, the tuning."""
-    shown_exhibits = [_section(name, exhibits[name], found) for name in (*TABLES, *SWEEPS)]
+    """Everything: what is shown and how it was made, the tables, those of our own, the sweeps, the pace, the tuning."""
+    shown_exhibits = [_section(name, exhibits[name], found) for name in (*TABLES, *OWN_TABLES, *SWEEPS)]
     return "\n".join([_introduction(), *shown_exhibits, pace_section(found), tuning_section(found)])
 
 

@@ -16,12 +16,13 @@ import yaml
 
 from fedu2.experiment import Experiment
 from fedu2.methods import resolve
-from fedu2.paper.rows import BESIDE, RECIPE, ROW_TRY_SETTINGS, ROWS, TRIES, TRY_SETTINGS
+from fedu2.paper.rows import BESIDE, HARDER, RECIPE, ROW_TRY_SETTINGS, ROWS, TRIES, TRY_SETTINGS
 from fedu2.registry import Registry
 
 __all__ = [
     "FIGURE_METHODS",
     "HOME",
+    "OWN_TABLES",
     "PROTOCOLS",
     "TABLES",
     "Cell",
@@ -35,6 +36,7 @@ __all__ = [
 ]
 
 TABLES = ("table1", "table2")
+OWN_TABLES = ("harder",)  # not in the paper
 CROSS_DEVICE = 100  # clients from which on only a share of them takes part in a round
 PARTICIPATION = 0.5  # that share, as in the authors' code
 
@@ -67,22 +69,29 @@ def cell(setting: str, row: str, suffix: str = "", **settings: Any) -> Cell:
 
 
 def setting_title(name: str) -> str:
-    """`cifar10-k10-a0.1` in words; other names as they are."""
+    """`cifar10-k10-a0.1` or `cifar10-k10-c2` in words; other names as they are."""
     parts = name.split("-")
     if len(parts) != 3:
         return name
-    dataset, clients, alpha = parts
-    return f"{dataset.upper().replace('CIFAR', 'CIFAR-')}, K = {clients[1:]}, α = {alpha[1:]}"
+    dataset, clients, deal = parts
+    number = deal[1:]
+    dealt = f"α = {number}" if deal[0] == "a" else f"{number} class{'' if number == '1' else 'es'} a client"
+    return f"{dataset.upper().replace('CIFAR', 'CIFAR-')}, K = {clients[1:]}, {dealt}"
 
 
 def _setting(name: str) -> dict[str, Any]:
-    dataset, clients, alpha = name.split("-")
+    """DATASET-kCLIENTS-aALPHA, or DATASET-kCLIENTS-cCLASSES where every client has images of so many classes."""
+    dataset, clients, deal = name.split("-")
     count = int(clients.removeprefix("k"))
     share = PARTICIPATION if count >= CROSS_DEVICE else 1.0
     return {
         "dataset": dataset,
         "clients": count,
-        "alpha": float(alpha.removeprefix("a")),
+        **(
+            {"alpha": float(deal[1:])}
+            if deal[0] == "a"
+            else {"partition": "classes", "split.classes_per_client": int(deal[1:])}
+        ),
         "participation": share,
         "rounds": round(RECIPE["rounds"] / share),  # each client makes as many steps
     }
@@ -178,6 +187,12 @@ def _rounds() -> Exhibit:
     return Exhibit(title, ("knn", "linear"), series=series, axis="rounds")
 
 
+def _harder() -> Exhibit:
+    """Clients that have images of two classes, or of one."""
+    cells = [cell(f"cifar10-k10-c{classes}", row) for classes in (2, 1) for row in HARDER]
+    return Exhibit("Harder partitions: clients of two classes and of one (not in the paper)", ("knn", "linear"), cells)
+
+
 def tries(row: str) -> list[Cell]:
     """The short runs by which a method's own hyper-parameters are chosen, the default first."""
     common = {**RECIPE, **_setting(HOME), **ROWS[row].settings, **TRY_SETTINGS, **ROW_TRY_SETTINGS.get(row, {})}
@@ -209,6 +224,7 @@ exhibits.register("figure4")(_figure4())
 exhibits.register("figure5a")(_figure5("E"))
 exhibits.register("figure5b")(_figure5("K"))
 exhibits.register("rounds")(_rounds())
+exhibits.register("harder")(_harder())
 exhibits.register("tuning")(
     Exhibit("What methods were tuned to (not in the paper)", ("knn",), [each for row in TRIES for each in tries(row)])
 )

@@ -101,6 +101,18 @@ ROWS: dict[str, Row] = dict(
     ]
 )
 BESIDE = ("fedalignuniform", "ssd")  # not in the paper
+HARDER = (  # where clients have images of few classes
+    "fedsimsiam",
+    "fedu2-simsiam",
+    "fedsimclr",
+    "fedu2-simclr",
+    "fedbyol",
+    "fedu-byol",
+    "fedema-byol",
+    "fedu2-byol-without-fur",
+    "fedu2-byol-without-eua",
+    "fedu2-byol",
+)
 
 _DECORRELATION = [{"feddecorr.weight": value} for value in (0.1, 0.01, 1.0)]
 _LDAWA = [
