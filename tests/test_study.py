@@ -115,7 +115,10 @@ def test_a_bad_study_is_told_before_anything_is_trained(tmp_path: Path, change: 
 
 
 SCREENING = Path(__file__).parents[1] / "results" / "recipe-screening"
-PATCHED = {"small-fixed-references", "small-step-forms"}  # with keys that were not kept
+PATCHED = {  # with keys that were not kept
+    "small-eua-level", "small-fixed-references", "small-forms-seeds", "small-moving-references", "small-others",
+    "small-past-rivals", "small-step-forms",
+}  # fmt: skip
 STUDIES = [path for path in sorted(SCREENING.glob("*.yaml")) if path.with_suffix(".json").exists()]
 
 
@@ -128,3 +131,11 @@ def test_study_files_still_mean_what_their_records_say(path: Path) -> None:
         ours, theirs = resolve(planned[record["name"]]).flat(), resolve(Experiment.parse(record["config"])).flat()
         fixed = [key for key in ours if not key.startswith((*FREE_KEYS, "precision"))]
         assert {key: theirs[key] for key in fixed} == {key: ours[key] for key in fixed}, record["name"]
+
+
+@pytest.mark.parametrize("path", [path for path in STUDIES if path.stem in PATCHED], ids=lambda path: path.stem)
+def test_what_a_study_sets_stands_in_records_of_other_sources(path: Path) -> None:
+    plan = yaml.safe_load(path.read_text())
+    for record in json.loads(path.with_suffix(".json").read_text()):
+        asked = {**plan["common"], **plan["variants"][record["name"]]}
+        assert {key: record["config"].get(key) for key in asked} == asked, record["name"]
