@@ -128,12 +128,17 @@ def test_harder_partitions_differ_from_the_tables_in_nothing_else() -> None:
     assert plan.setting_title("cifar10-k10-c2") == "CIFAR-10, K = 10, 2 classes a client"
 
 
-def test_runs_of_few_rounds_and_many_differ_in_nothing_else() -> None:
-    for line, row in zip(exhibits["rounds"].series, ("fedbyol", "fedu2-byol"), strict=True):
-        usual = plan.cell(plan.HOME, row).experiment(0)
-        assert {rounds: cell.experiment(0) for rounds, cell in line.cells.items()} == {
-            rounds: usual.with_(rounds=rounds) for rounds in (15, 30, 60, 100)
+@pytest.mark.parametrize(
+    ("name", "key", "values"),
+    [("rounds", "rounds", (15, 30, 60, 100)), ("rates", "optimizer.lr", (0.025, 0.05, 0.1, 0.2))],
+)
+def test_sweeps_over_the_recipe_differ_in_one_key(name: str, key: str, values: tuple[float, ...]) -> None:
+    for line, row in zip(exhibits[name].series, ("fedbyol", "fedu2-byol"), strict=True):
+        usual = plan.cell(plan.HOME, row)
+        assert {value: cell.experiment(0) for value, cell in line.cells.items()} == {
+            value: usual.experiment(0).with_(**{key: value}) for value in values
         }
+        assert line.cells[rows.RECIPE[key]] == usual
 
 
 def _own(row: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ SWEEPS = {
     "figure5a": "Figure 5: accuracy against local epochs.",
     "figure5b": "Figure 5: accuracy against the number of clients.",
     "rounds": "Accuracy against the number of rounds, each run with a schedule of its own.",
+    "rates": "Accuracy against the learning rate of clients.",
 }
 PICTURES = {
     "figure1": ("spectrum", "Figure 1: singular values of representations, for four methods."),

@@ -26,7 +26,7 @@ from fedu2.paper.tuned import tuning_section
 
 __all__ = ["SWEEPS", "emphasised", "gather", "judged", "machines", "minutes", "page"]
 
-SWEEPS = ("figure4", "figure5a", "figure5b", "rounds")
+SWEEPS = ("figure4", "figure5a", "figure5b", "rounds", "rates")
 NAMED = ("dataset", "clients", "alpha")  # what the name of a setting tells
 
 

@@ -153,9 +153,9 @@ def _lambda_cell(row: str, weight: float, usual: float) -> Cell:
     return cell(HOME, known) if known in ROWS else cell(HOME, row, f"-lambda{weight:g}", **{"fur.weight": weight})
 
 
-def _recipe_cell(row: str, key: str, value: int, mark: str) -> Cell:
+def _recipe_cell(row: str, key: str, value: float, mark: str) -> Cell:
     """The row with another value of one key of the recipe; with the recipe's own, the cell of the tables."""
-    return cell(HOME, row) if value == RECIPE[key] else cell(HOME, row, f"-{mark}{value}", **{key: value})
+    return cell(HOME, row) if value == RECIPE[key] else cell(HOME, row, f"-{mark}{value:g}", **{key: value})
 
 
 def _figure4() -> Exhibit:
@@ -177,14 +177,24 @@ def _figure5(axis: str) -> Exhibit:
     return Exhibit("Figure 5b: clients", ("linear",), series=series, axis="K, clients")
 
 
-def _rounds() -> Exhibit:
-    """Whole runs, each with its own schedule: what a method makes of few rounds, and of many."""
+def _recipe_sweep(what: str, key: str, values: Sequence[float], mark: str, axis: str) -> Exhibit:
+    """FedBYOL and FedU² with one key of the recipe at several values."""
     series = [
-        Series(ROWS[row].title, {n: _recipe_cell(row, "rounds", n, "r") for n in (15, 30, 60, 100)})
+        Series(ROWS[row].title, {value: _recipe_cell(row, key, value, mark) for value in values})
         for row in ("fedbyol", "fedu2-byol")
     ]
-    title = f"Few rounds and many: {setting_title(HOME)} (not in the paper)"
-    return Exhibit(title, ("knn", "linear"), series=series, axis="rounds")
+    title = f"{what}: {setting_title(HOME)} (not in the paper)"
+    return Exhibit(title, ("knn", "linear"), series=series, axis=axis)
+
+
+def _rounds() -> Exhibit:
+    """Whole runs, each with its own schedule: what a method makes of few rounds, and of many."""
+    return _recipe_sweep("Few rounds and many", "rounds", (15, 30, 60, 100), "r", "rounds")
+
+
+def _rates() -> Exhibit:
+    """What a method makes of a rate that nobody tuned, as is usual where there are no labels to tune it by."""
+    return _recipe_sweep("Rates", "optimizer.lr", (0.025, 0.05, 0.1, 0.2), "lr", "learning rate")
 
 
 def _harder() -> Exhibit:
@@ -224,6 +234,7 @@ exhibits.register("figure4")(_figure4())
 exhibits.register("figure5a")(_figure5("E"))
 exhibits.register("figure5b")(_figure5("K"))
 exhibits.register("rounds")(_rounds())
+exhibits.register("rates")(_rates())
 exhibits.register("harder")(_harder())
 exhibits.register("tuning")(
     Exhibit("What methods were tuned to (not in the paper)", ("knn",), [each for row in TRIES for each in tries(row)])
