@@ -194,7 +194,7 @@ def _rounds() -> Exhibit:
 
 def _rates() -> Exhibit:
     """What a method makes of a rate that nobody tuned, as is usual where there are no labels to tune it by."""
-    return _recipe_sweep("Rates", "optimizer.lr", (0.025, 0.05, 0.1, 0.2), "lr", "learning rate")
+    return _recipe_sweep("Learning rates", "optimizer.lr", (0.025, 0.05, 0.1, 0.2), "lr", "learning rate")
 
 
 def _harder() -> Exhibit:
