@@ -117,7 +117,7 @@ def test_a_bad_study_is_told_before_anything_is_trained(tmp_path: Path, change: 
 SCREENING = Path(__file__).parents[1] / "results" / "recipe-screening"
 PATCHED = {  # with keys that were not kept
     "small-eua-level", "small-eua-shares-fur", "small-fixed-references", "small-forms-seeds", "small-moving-references",
-    "small-others", "small-past-rivals", "small-squared-shares", "small-step-forms",
+    "small-others", "small-past-rivals", "small-squared-seeds", "small-squared-shares", "small-step-forms",
 }  # fmt: skip
 STUDIES = [path for path in sorted(SCREENING.glob("*.yaml")) if path.with_suffix(".json").exists()]
 
