@@ -327,6 +327,8 @@ def test_a_config_changed_by_hand_is_told_once(tmp_path: Path, capsys: pytest.Ca
         (["method=fedu2"], "FedU²-BYOL"),
         (["method=fedu2", "objective=simclr"], "FedU²-SimCLR"),
         (["method=fedu2", "fur.weight=0", "aggregator=fedavg"], "FedAvg-BYOL"),
+        (["method=fedu2", "fur.weight=0"], "FedU²-BYOL without FUR"),
+        (["method=fedu2", "objective=simsiam", "aggregator=fedavg"], "FedU²-SimSiam without EUA"),
         (["method=fedbyol"], "FedBYOL"),
         (["method=orchestra"], "Orchestra"),
     ],

@@ -292,6 +292,13 @@ def test_two_runs_of_the_same_second_have_names_of_their_own(tmp_path: Path, mon
     assert all(path.is_dir() for path in names)
 
 
+def test_runs_of_ablations_are_named_after_what_they_do_without(tmp_path: Path) -> None:
+    whole = Experiment(method="fedu2", objective="simclr", aggregator="eua", dataset="sample")
+    ablations = [whole, whole.with_(fur__weight=0.0), whole.with_(fur__weight=0.0, aggregator="fedavg")]
+    names = [RunDirectory.new_name(each, tmp_path).name.partition("-")[2].partition("-")[2] for each in ablations]
+    assert names == ["fedu2-simclr-sample", "fedu2-simclr-without-fur-sample", "fedu2-simclr-without-fur-eua-sample"]
+
+
 def test_a_run_that_cannot_begin_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["train", "dataset=sample", "clients=100000"]) == 1

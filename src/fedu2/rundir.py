@@ -22,7 +22,7 @@ from fedu2.experiment import Experiment
 from fedu2.federation.checkpoint import newest_manifest, places
 from fedu2.federation.journal import LONGEST
 from fedu2.files import lock_file, naming, parse_json, read_bytes, read_json, read_text, seal, unseal, write_atomically
-from fedu2.methods import resolve
+from fedu2.methods import left_out, resolve
 from fedu2.resuming import check_keys
 
 __all__ = ["RunDirectory", "refuse_link"]
@@ -56,9 +56,14 @@ class RunDirectory:
 
     @staticmethod
     def new_name(experiment: Experiment, root: Path = Path("runs")) -> Path:
-        """A new directory, such as runs/20260131-142501-fedu2-byol-sample, which nobody else is given."""
+        """A new directory, such as runs/20260131-142501-fedu2-byol-sample, which nobody else is given.
+
+        An ablation says so: fedu2-byol-without-fur-sample.
+        """
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-        name = f"{stamp}-{experiment.method}-{experiment.objective}-{experiment.dataset}"
+        missing = [part.lower() for part in left_out(experiment)]
+        what = [experiment.method, str(experiment.objective), *(["without", *missing] if missing else [])]
+        name = "-".join([stamp, *what, experiment.dataset])
         for path in (root / name, *(root / f"{name}-{n}" for n in range(2, 1000))):
             with contextlib.suppress(FileExistsError):
                 path.mkdir(parents=True)

@@ -13,7 +13,17 @@ from fedu2.methods import (  # noqa: F401 (the files register their methods)
     ssd,
 )
 from fedu2.methods.base import Batch, Learner, Memory, Method, Regularizer, Reply, ServerState, Task
-from fedu2.methods.cards import MethodCard, build, method, methods, plain_fedavg, resolve, stays_for, title_of
+from fedu2.methods.cards import (
+    MethodCard,
+    build,
+    left_out,
+    method,
+    methods,
+    plain_fedavg,
+    resolve,
+    stays_for,
+    title_of,
+)
 
 __all__ = [
     "Batch",
@@ -26,6 +36,7 @@ __all__ = [
     "ServerState",
     "Task",
     "build",
+    "left_out",
     "method",
     "methods",
     "plain_fedavg",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fedu2.aggregators import aggregators
@@ -15,7 +15,7 @@ from fedu2.objectives import objectives
 from fedu2.registry import Registry
 from fedu2.views import views_for
 
-__all__ = ["MethodCard", "build", "has_target", "method", "methods", "plain_fedavg", "resolve", "stays_for", "title_of"]
+__all__ = ["MethodCard", "build", "has_target", "left_out", "method", "methods", "plain_fedavg", "resolve", "stays_for", "title_of"]
 
 
 Target = Literal["shared", "local", "fresh"]
@@ -38,6 +38,7 @@ class MethodCard:
     sends: str = ""  # beside encoder, heads and a shared target network
     remembers: str = ""  # beside a local target network
     plain: Mapping[str, Any] | None = None  # settings that turn it into plain FedAvg; None: the baseline it stands on
+    parts: Mapping[str, str] = field(default_factory=dict)  # what each setting of `plain` takes away
 
 
 methods: Registry[MethodCard] = Registry("method")
@@ -118,14 +119,24 @@ def has_target(objective: str) -> bool:
     return bool(getattr(objectives[objective], "has_target", False))
 
 
+def left_out(experiment: Experiment) -> list[str]:
+    """The parts of its method that an experiment does without: ["FUR"], ["EUA"] or both for FedU²."""
+    if experiment.method not in methods:
+        return []
+    card, settings = methods[experiment.method], experiment.flat()
+    return [part for key, part in card.parts.items() if settings[key] == (card.plain or {})[key]]
+
+
 def title_of(experiment: Experiment) -> str:
-    """Such as FedU²-BYOL; a method whose name says the objective, like FedBYOL, is not followed by it again."""
+    """Such as FedU²-BYOL, or FedU²-BYOL without FUR; a name that says the objective, like FedBYOL, says it once."""
     method = methods[experiment.method].title if experiment.method in methods else experiment.method
     if _switched_off(experiment):
         method = "FedAvg"
     key = str(experiment.objective)
     objective = getattr(objectives[key], "__name__", key) if key in objectives else key
-    return method if method.endswith(objective) else f"{method}-{objective}"
+    title = method if method.endswith(objective) else f"{method}-{objective}"
+    missing = [] if method == "FedAvg" else left_out(experiment)
+    return f"{title} without {' and '.join(missing)}" if missing else title
 
 
 def _switched_off(experiment: Experiment) -> bool:

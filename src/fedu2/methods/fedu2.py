@@ -27,6 +27,7 @@ __all__ = ["fedu2"]
     aggregator="eua",
     fur=True,
     plain={"aggregator": "fedavg", "fur.weight": 0.0},
+    parts={"fur.weight": "FUR", "aggregator": "EUA"},
     reference="Liao et al., Rethinking the Representation in Federated Unsupervised Learning, CVPR 2024",
 )
 def fedu2(experiment: Experiment) -> Method:
