@@ -522,8 +522,15 @@ def test_run_then_show(
     shown = capsys.readouterr().out
     assert "| ONE | " in shown
     assert " ± " in shown  # two seeds
+    monkeypatch.setenv("COLUMNS", "120")
     assert main(["paper", "table2", *places[:2]]) == 0
     assert "difference" in capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "30")  # too narrow for anything: differences go, figures are never cut
+    assert main(["paper", "table2", *places[:2]]) == 0
+    shown = capsys.readouterr().out
+    assert "difference" not in shown
+    assert "…" not in shown
+    assert re.search(r"│ ONE +│ +\d+\.\d\d ± \d+\.\d\d │", shown)
     assert main(["paper", "list", *places[:2]]) == 0
     assert "table1" in capsys.readouterr().out
 

@@ -15,7 +15,18 @@ from fedu2.objectives import objectives
 from fedu2.registry import Registry
 from fedu2.views import views_for
 
-__all__ = ["MethodCard", "build", "has_target", "left_out", "method", "methods", "plain_fedavg", "resolve", "stays_for", "title_of"]
+__all__ = [
+    "MethodCard",
+    "build",
+    "has_target",
+    "left_out",
+    "method",
+    "methods",
+    "plain_fedavg",
+    "resolve",
+    "stays_for",
+    "title_of",
+]
 
 
 Target = Literal["shared", "local", "fresh"]

@@ -37,8 +37,8 @@ def list_exhibits(console: Console, name: str | None, results: Path) -> None:
         table = _grid("name", "cells", "with records", "")
         for key in exhibits:
             cells = exhibits[key].all_cells()
-            begun = [cell for cell in cells if readable(cell, results)[0]]
-            table.add_row(key, str(len(cells)), str(len(begun)), escape(exhibits[key].title))
+            begun = "" if exhibits[key].of_runs else str(sum(bool(readable(cell, results)[0]) for cell in cells))
+            table.add_row(key, str(len(cells)), begun, escape(exhibits[key].title))
         console.print(table)
         return
     table = _grid("cell", "records")
@@ -79,7 +79,7 @@ def show_exhibit(console: Console, name: str, results: Path, as_markdown: bool) 
         print("\n".join(markdown(sheet) for sheet in found), end="")  # as it is, without the console's wrapping
         return
     for sheet in found:
-        console.print(_rendered(sheet))
+        _print_sheet(console, sheet)
         for remark in sheet.remarks:
             console.print(f"  {remark}", style="dim", highlight=False, markup=False, soft_wrap=True)
 
@@ -120,6 +120,20 @@ def _grid(*columns: str) -> Table:
     for column in columns:
         table.add_column(column, overflow="fold", no_wrap=column in ("name", "cell"))
     return table
+
+
+def _print_sheet(console: Console, sheet: Sheet) -> None:
+    """Without the differences where the console is too narrow for them; figures are never cut."""
+    table = _rendered(sheet)
+    if _width(console, table) > console.width:
+        table = _rendered(sheet.without("difference"))
+    table.width = _width(console, table)
+    console.print(table, crop=False)
+
+
+def _width(console: Console, table: Table) -> int:
+    """What a table takes if nothing in it is wrapped."""
+    return table.__rich_measure__(console, console.options.update(width=10_000)).maximum
 
 
 def _rendered(sheet: Sheet) -> Table:

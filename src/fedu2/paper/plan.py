@@ -114,6 +114,7 @@ class Exhibit:
     cells: Sequence[Cell] = ()
     series: Sequence[Series] = ()  # of a figure
     axis: str = ""  # what a figure's x is
+    of_runs: bool = False  # drawn from runs; records do not have what it takes
 
     def all_cells(self) -> list[Cell]:
         """Each once, in order."""
@@ -228,7 +229,7 @@ exhibits.register("table1")(
 exhibits.register("table2")(_table("table2", "Table 2: nearest neighbours, K = 10", ("knn",)))
 for _number, _what in ((1, "spectrum"), (2, "sphere"), (3, "t-SNE")):
     exhibits.register(f"figure{_number}")(
-        Exhibit(f"Figure {_number}: {_what} of four methods, from their runs", ("knn",), FIGURE_METHODS)
+        Exhibit(f"Figure {_number}: {_what} of four methods, from their runs", ("knn",), FIGURE_METHODS, of_runs=True)
     )
 exhibits.register("figure4")(_figure4())
 exhibits.register("figure5a")(_figure5("E"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,12 @@ class Sheet:
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     remarks: Sequence[str] = ()
+
+    def without(self, column: str) -> Sheet:
+        """The same without the columns of that name."""
+        kept = [i for i, name in enumerate(self.header) if name != column]
+        rows = [[row[i] for i in kept] for row in self.rows]
+        return replace(self, header=[self.header[i] for i in kept], rows=rows)
 
 
 @dataclass(frozen=True)
