@@ -324,7 +324,7 @@ def test_a_recipe_is_exactly_its_cell(tmp_path: Path, name: str) -> None:
     for cell in exhibits[name].cells:
         path.write_text(publish.recipe(cell, []))
         assert resolve(Experiment.load(path)) == cell.experiment(0), cell.name
-        assert f"--cells {cell.name} data.root=PATH" in path.read_text()
+        assert f"--cells {cell.name} --results runs/records data.root=PATH" in path.read_text()
 
 
 def test_a_recipe_says_only_what_is_not_the_default() -> None:
@@ -338,11 +338,20 @@ def test_a_recipe_tells_seeds_and_time(tmp_path: Path) -> None:
     _record(tmp_path, FEDU2, 2, minutes=20)
     _record(tmp_path, FEDU2, 10, minutes=30)
     (text,) = publish.recipes(gather(tmp_path)).values()
-    command = f"fedu2 paper run table1 --cells {FEDU2.name} --seeds 2,10 data.root=PATH"
-    assert f"#     {command}\n" in text
+    as_it_was = "--seeds 2,10 --protocol-seeds 1 --results runs/records data.root=PATH"
+    assert f"#     fedu2 paper run table1 --cells {FEDU2.name} {as_it_was}\n" in text
     assert f"#     fedu2 train --config recipes/{FEDU2.name}.yaml data.root=PATH\n" in text
     assert "25.0 minutes a run, on NVIDIA H200 (2 runs)." in text
     assert "not measured yet" in publish.recipe(FEDU2, [])
+
+
+def test_a_recipe_trains_and_judges_as_its_record_was(tmp_path: Path) -> None:
+    settings = {**FEDU2.experiment(0).flat(), "engine.lanes": 5}
+    settings.pop("data.root")
+    _record(tmp_path, FEDU2, scores={"linear": 85.0, "knn": 80.0}, experiment=settings)
+    (text,) = publish.recipes(gather(tmp_path)).values()
+    options = "--protocol knn --protocol linear --protocol-seeds 1 engine.lanes=5"
+    assert f"--cells {FEDU2.name} {options} --results runs/records data.root=PATH\n" in text
 
 
 # The checkout

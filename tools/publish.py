@@ -16,6 +16,7 @@ import yaml
 from fedu2.errors import UsageError
 from fedu2.experiment import Experiment
 from fedu2.files import write_atomically
+from fedu2.paper.campaign import SCORES, Campaign
 from fedu2.paper.page import emphasised, gather, judged, machines, minutes, page
 from fedu2.paper.plan import HOME, OWN_TABLES, PROTOCOLS, TABLES, Cell, exhibits, home_cells, published, setting_title
 from fedu2.paper.records import Record
@@ -154,12 +155,29 @@ def recipe(cell: Cell, records: Sequence[Record]) -> str:
     return f"""# {cell.title}: {setting_title(cell.setting)}; a row of {" and ".join(tables)}.
 {MARK}
 #
-# Its row, trained and judged:
-#     fedu2 paper run {tables[0]} --cells {cell.name}{chosen} data.root=PATH
+# Its row, trained and judged, beside the records of this repository:
+#     fedu2 paper run {tables[0]} --cells {cell.name}{chosen}{_as(records)} --results runs/records data.root=PATH
 # The training by itself:
 #     fedu2 train --config {path_of(cell)} data.root=PATH
 # Time, training and judging: {time}.
 {body(cell)}"""
+
+
+def _as(records: Sequence[Record]) -> str:
+    """What else `paper run` is given to train and judge as it was for these records, if that is not its default."""
+    entries = [entry for record in records for entry in record.content["evaluation"]]
+    if not entries:
+        return ""
+    scored = {entry["protocol"].partition(" ")[0] for entry in entries}  # "finetune 1 %" is of finetune
+    names = [name for name in SCORES if name in scored]
+    repetitions = max(int(entry["seeds"]) for entry in entries)
+    lanes = {record.content["experiment"].get("engine.lanes", "auto") for record in records}
+    options = [
+        *(f"--protocol {name}" for name in names if tuple(names) != Campaign.protocols),
+        *([f"--protocol-seeds {repetitions}"] if repetitions != Campaign.protocol_seeds else []),
+        *(f"engine.lanes={n}" for n in lanes if len(lanes) == 1 and isinstance(n, int)),
+    ]
+    return "".join(f" {option}" for option in options)
 
 
 def body(cell: Cell) -> str:

@@ -77,10 +77,12 @@ All methods are trained by one recipe: {assignments(RECIPE)}. Settings and rows 
 {_additions()}
 All else has the default that `fedu2 train --keys` shows, and stands in every record. [The paper as experiments](paper.md) explains cells and records; recipes lie under `recipes/`, each with its commands and its time.
 
-To make it again (here a setting of a table, then this page):
+To make it again, beside the records of this repository (here a setting of a table, then this page):
 
-    fedu2 paper run {TABLES[0]} --cells {HOME} --seeds 0-2 data.root=/path/to/cifar
-    fedu2 paper page
+    fedu2 paper run {TABLES[0]} --cells {HOME} --seeds 0-2 --results runs/records data.root=/path/to/cifar
+    fedu2 paper page --results runs/records
+
+Each protocol is repeated three times on an encoder, unless `--protocol-seeds` says how often; what stands here is told below each table.
 """  # noqa: E501 (as it is to stand in the page)
 
 
