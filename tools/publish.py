@@ -20,7 +20,7 @@ from fedu2.paper.campaign import SCORES, Campaign
 from fedu2.paper.page import emphasised, gather, judged, machines, minutes, page
 from fedu2.paper.plan import HOME, OWN_TABLES, PROTOCOLS, TABLES, Cell, exhibits, home_cells, published, setting_title
 from fedu2.paper.records import Record
-from fedu2.paper.rows import ROWS
+from fedu2.paper.rows import RECIPE, ROWS
 from fedu2.paper.tables import Found, Sheet, finished, markdown, measured, shown_score
 from fedu2.parsing import tree
 
@@ -79,8 +79,8 @@ def headline(found: Mapping[Cell, Found]) -> str:
     timed = [record for some in records.values() for record in judged(some, HEADLINE)]
     where = f" Minutes are those of one run, trained and judged, on {'; '.join(machines(timed))}." if timed else ""
     return (
-        f"{setting_title(HOME)}, accuracy in percent: ours, as far as there are records, beside the paper's; the best "
-        f"of ours in bold.{where} [All results](docs/results.md).\n\n" + markdown(emphasised(Sheet("", header, known)))
+        f"{setting_title(HOME)}, accuracy in percent: ours, as far as there are records, beside the paper's, as far "
+        f"as it has them; the best of ours in bold.{where} [All results](docs/results.md).\n\n" + markdown(emphasised(Sheet("", header, known)))
     )
 
 
@@ -96,8 +96,10 @@ def pictures(root: Path) -> str:
     alike = [mean(each["linear_cka_to_global"]) for each in shown]
     uniform = [f"{a:.0f} and {b:.0f} ({title})" for title, (a, b) in zip(titles, ranks, strict=True)]
     unified = [f"{value:.2f} ({title})" for title, value in zip(titles, alike, strict=True)]
+    earlier = any(each["rounds"] != RECIPE["rounds"] for each in shown)
+    other = "Pictures of models that were trained by an earlier recipe, not of those in the table. " if earlier else ""
     return (
-        f"\nThe representations of {shown[0]['images']} test images in {' and '.join(sorted(when))}, by the global "
+        f"\n{other}The representations of {shown[0]['images']} test images in {' and '.join(sorted(when))}, by the global "
         "model and by local models after one more round of training.\n\n"
         "Uniform? Their spectrum: the flatter, the more directions are in use; random directions make the dotted line. "
         f"Effective ranks, of the global model and of local ones in the mean: {'; '.join(uniform)}.\n\n"
