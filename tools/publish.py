@@ -80,7 +80,8 @@ def headline(found: Mapping[Cell, Found]) -> str:
     where = f" Minutes are those of one run, trained and judged, on {'; '.join(machines(timed))}." if timed else ""
     return (
         f"{setting_title(HOME)}, accuracy in percent: ours, as far as there are records, beside the paper's, as far "
-        f"as it has them; the best of ours in bold.{where} [All results](docs/results.md).\n\n" + markdown(emphasised(Sheet("", header, known)))
+        f"as it has them; the best of ours in bold.{where} [All results](docs/results.md).\n\n"
+        + markdown(emphasised(Sheet("", header, known)))
     )
 
 
@@ -99,8 +100,8 @@ def pictures(root: Path) -> str:
     earlier = any(each["rounds"] != RECIPE["rounds"] for each in shown)
     other = "Pictures of models that were trained by an earlier recipe, not of those in the table. " if earlier else ""
     return (
-        f"\n{other}The representations of {shown[0]['images']} test images in {' and '.join(sorted(when))}, by the global "
-        "model and by local models after one more round of training.\n\n"
+        f"\n{other}The representations of {shown[0]['images']} test images in {' and '.join(sorted(when))}, by the "
+        "global model and by local models after one more round of training.\n\n"
         "Uniform? Their spectrum: the flatter, the more directions are in use; random directions make the dotted line. "
         f"Effective ranks, of the global model and of local ones in the mean: {'; '.join(uniform)}.\n\n"
         "![Singular values of representations, global and local](docs/pictures/spectrum.png)\n\n"
