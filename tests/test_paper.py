@@ -415,6 +415,18 @@ def test_complete_records_are_left_alone(place: Path) -> None:
     assert not list((place / "runs").iterdir())
 
 
+def test_a_record_that_lacks_something_and_has_no_run_is_made_anew_and_that_is_told(
+    place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.rmtree(place / "runs")
+    campaign = Campaign(place / "runs", place / "results", protocols=("knn", "linear"), protocol_seeds=1)
+    assert not campaign.complete(read(path_of(CELLS[0], 0, place / "results")))
+    with caplog.at_level("INFO", "fedu2"):
+        (record,) = campaign.play(CELLS[:1], [0], Deadline(None), lambda *_: [])
+    assert campaign.complete(record)
+    assert "micro/one, seed 0: its record lacks linear, its run is gone: trained anew" in caplog.text
+
+
 def test_two_campaigns_share_the_cells(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The other one begins while the first is in the middle of its first cell, and takes the second."""
     cells = [_cell("one", rounds=1), _cell("two", rounds=1)]

@@ -153,6 +153,10 @@ class Campaign:
         worked = not self._trained(run)
         if worked:
             begun = (run.path / "config.yaml").exists()
+            known = self.existing(cell, seed)
+            if not begun and known is not None and known.finished:
+                lacking = ", ".join(self._missing(known.content["evaluation"], experiment))
+                log.info("%s, seed %d: its record lacks %s, its run is gone: trained anew", cell.name, seed, lacking)
             limit = None if deadline.seconds is None else deadline.left
             run = train(experiment, run.path, resume=begun, callbacks=watch, time_limit=limit)
         record = self._write(cell, run)
@@ -162,7 +166,7 @@ class Campaign:
 
         if run.finished and not (worked and hurry()):
             done = self._judged(kept(run), run.experiment.dataset, run.experiment.rounds)
-            if missing := [name for name in self.protocols if not SCORES[name] <= done]:
+            if missing := self._missing(kept(run), run.experiment):
                 seeds, device = self.protocol_seeds, experiment.device
                 assess(run, missing, seeds=seeds, device=device, skip=done, enough=hurry)
                 record = self._write(cell, run)
@@ -184,6 +188,11 @@ class Campaign:
         """Trained to the end, and judged by all protocols."""
         done = self._judged(record.content["evaluation"], record.content["experiment"]["dataset"], record.rounds)
         return record.finished and all(SCORES[name] <= done for name in self.protocols)
+
+    def _missing(self, entries: Sequence[Mapping[str, Any]], experiment: Experiment) -> list[str]:
+        """The protocols by which the last encoder of a finished run is still to be judged."""
+        done = self._judged(entries, experiment.dataset, experiment.rounds)
+        return [name for name in self.protocols if not SCORES[name] <= done]
 
     def _judged(self, entries: Sequence[Mapping[str, Any]], dataset: str, round_: int) -> set[str]:
         """The scores that there are, as tables want them and with at least as many seeds as asked for."""
