@@ -118,7 +118,7 @@ SCREENING = Path(__file__).parents[1] / "results" / "recipe-screening"
 PATCHED = {  # with keys that were not kept
     "small-eua-level", "small-eua-shares-fur", "small-fixed-references", "small-forms-seeds", "small-moving-references",
     "small-others", "small-past-rivals", "small-squared-seeds", "small-squared-shares", "small-step-forms",
-    "squared-shares",
+    "small-warm-up", "squared-shares",
 }  # fmt: skip
 STUDIES = [path for path in sorted(SCREENING.glob("*.yaml")) if path.with_suffix(".json").exists()]
 
